@@ -1,0 +1,56 @@
+"""dpviz: data parallelism, learned by changing it.
+
+    import dpviz as dp
+    run = dp.launch(experiment, config, world_size=4)      # real processes, real collectives
+    run.facts, run.frame(), run.wire
+
+Names are imported when first used; torch is imported only by what needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "Environment": "records",
+    "Event": "records",
+    "Panel": "panel",
+    "Prediction": "predict",
+    "RankError": "ranks.errors",
+    "Run": "records",
+    "Step": "records",
+    "Stopped": "ranks.errors",
+    "check_same_gradients": "checks",
+    "check_same_trajectory": "checks",
+    "collective_counts": "checks",
+    "launch": "ranks.launch",
+    "panel": "panel",
+    "predict": "predict",
+    "seed_by_rank": "ranks.seeds",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str):
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'dpviz' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"dpviz.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+if _in_notebook():  # the rank server imports torch while the first cells are read
+    importlib.import_module("dpviz.ranks.jobs").warm()

@@ -1,0 +1,168 @@
+"""python -m dpviz list | run NAME | start | doctor
+
+    python -m dpviz run equivalence --world-size 4 --accumulation-steps 2 --dtype float64 --json
+    torchrun --standalone --nproc-per-node 4 -m dpviz run equivalence --world-size 4 --json
+
+A field of the experiment's Config is an option: accumulation_steps is --accumulation-steps 2, a boolean --average false.
+Exit status: 0 done, 1 a rank failed, 2 something given was wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from dpviz import questions
+from dpviz.questions.base import WORLD_SIZE, check_world_size, fields_of, parse
+
+RUN_OPTIONS = {"world_size": "4", "timeout": "60", "out": None, "json": False}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command, *rest = arguments or ["--help"]
+    try:
+        if command in ("--help", "-h", "help"):
+            print(__doc__.strip())
+            return 0
+        if command not in COMMANDS:
+            raise ValueError(f"there is no command {command!r}. The commands are: {', '.join(COMMANDS)}. See python -m dpviz --help.")
+        return COMMANDS[command](rest)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of our output has had enough, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def list_questions(arguments: list[str]) -> int:
+    """Print each experiment, its question and its fields with what is allowed."""
+    _nothing_left("list", [argument for argument in arguments if argument not in ("--help", "-h")])
+    for name, (_, question) in questions.QUESTIONS.items():
+        print(f"{name}: {question}")
+        for field in fields_of(questions.config_class(name)):
+            print(f"  --{field.name.replace('_', '-'):<20} {field.allowed()} (default {_written(field.default)}): {field.help}")
+    return 0
+
+
+def run(arguments: list[str]) -> int:
+    """Run an experiment and print its facts, or with --json one JSON object and nothing else on stdout."""
+    name, *rest = arguments or [""]
+    if name in ("", "--help", "-h"):
+        print(f"python -m dpviz run NAME --world-size {WORLD_SIZE.default} --FIELD VALUE ... [--json] [--out FILE] [--timeout SECONDS]")
+        return list_questions([])
+    config_class = questions.config_class(name)
+    texts = _options(rest)
+    if texts.pop("help", False) or texts.pop("h", False):
+        return list_questions([])
+    given = {key: texts.pop(key, default) for key, default in RUN_OPTIONS.items()}
+    config, world_size, timeout = parse(config_class, texts), check_world_size(given["world_size"]), _seconds(given["timeout"])
+    config.check_world_size(world_size)
+    out = _writable(given["out"])
+
+    # From here on only the answer may go to stdout, also from C++: descriptor 1 is kept for it, the rest goes to stderr
+    sys.stdout.flush()
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    from dpviz.ranks.errors import RankError
+    from dpviz.ranks.launch import launch
+
+    try:
+        done = launch(
+            questions.QUESTIONS[name][0],
+            config,
+            world_size=world_size,
+            timeout=timeout,
+            on_print=lambda rank, line: print(f"[rank {rank}] {line}", file=sys.stderr),
+        )
+    except RankError as error:
+        print(f"{error.why}\n{error.report}" + (f"\n{error.traceback}" if error.traceback else ""), file=sys.stderr)
+        return 1
+    if os.environ.get("RANK", "0") == "0":  # under torchrun every rank has the Run, and one may speak
+        if out:
+            done.save(out)
+        text = json.dumps(done.answer()) if given["json"] else _told(done)
+        os.write(answer, (text + "\n").encode())
+    return 0
+
+
+def start(arguments: list[str]) -> int:
+    from dpviz import start as module
+
+    return module.main(arguments)
+
+
+def doctor(arguments: list[str]) -> int:
+    from dpviz import doctor as module
+
+    return module.main(arguments)
+
+
+COMMANDS = {"list": list_questions, "run": run, "start": start, "doctor": doctor}
+
+
+def _options(arguments: list[str]) -> dict[str, str]:
+    """Return --some-name value, and --some-name=value, as {"some_name": "value"}; --json and --help take no value."""
+    options, rest = {}, list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("-") or not name:
+            raise ValueError(f"{word!r} is not an option. Write --name value, for example --world-size 4.")
+        name = name.replace("-", "_")
+        if name in options:
+            raise ValueError(f"--{name.replace('_', '-')} was given twice. Give it once.")
+        if name in ("json", "help", "h") and not equals:
+            options[name] = True
+        elif equals:
+            options[name] = value
+        elif not rest or rest[0].startswith("--"):
+            raise ValueError(f"--{name.replace('_', '-')} has no value. Write --{name.replace('_', '-')} VALUE.")
+        else:
+            options[name] = rest.pop(0)
+    return options
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"timeout is {text!r}, but it must be a number of seconds, for example --timeout 60.") from None
+
+
+def _writable(path: str | None) -> Path | None:
+    """Check before the run, so that its result is not lost after it."""
+    if path is None:
+        return None
+    file = Path(path)
+    if file.is_dir() or not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ValueError(f"--out is {path!r}, but no file can be written there. Give a file name in a folder that exists and that you may write to.")
+    return file
+
+
+def _nothing_left(command: str, arguments: list[str]) -> None:
+    if arguments:
+        raise ValueError(f"{command} takes no {arguments[0]!r}. Write python -m dpviz {command}.")
+
+
+def _told(done) -> str:
+    answer = done.answer()
+    lines = [f"{done.experiment}: {done.environment.line()}; bytes {done.environment.wire}"]
+    lines += [f"  {name:<24} {_written(value)}" for name, value in answer["facts"].items()]
+    return "\n".join(lines)
+
+
+def _written(value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, dict | list) else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The data sets: small, real, shipped with dpviz or scikit-learn. Nothing is downloaded; nothing here knows of ranks.
+
+digits   1,797 images of 8 x 8 pixels, ten classes (scikit-learn's load_digits). A pixel is a multiple of 1/16, so that
+         it is exact in bfloat16.
+text     windows of 16 characters of a public-domain text, each with the 16 characters that come next.
+count    x = 1, 2, 3, ...: for examples worked by hand, y = w * x. Never shuffled: sample i is x = i + 1.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import torch
+
+NAMES = ("digits", "text", "count")
+WINDOW = 16  # characters of text in one sample
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """All samples of one data set. The tensors are shared by everyone in this process: do not change them in place."""
+
+    name: str
+    x: torch.Tensor  # digits (1797, 64) float64; text (n, 16) int64; count (n, 1) float64
+    y: torch.Tensor  # digits (1797,) int64; text (n, 16) int64; count (n,) int64, zeros that nothing reads
+    inputs: int  # numbers in a sample (digits 64, count 1); for text the size of the vocabulary
+    outputs: int  # classes to choose from; for text the size of the vocabulary; count 1
+    vocabulary: str = ""  # text: the character at position i is token i
+
+    def __len__(self):
+        return len(self.x)
+
+
+@cache
+def load(name):
+    """The data set called `name`, made once a process. ValueError for a name that does not exist."""
+    makers = {"digits": _digits, "text": _text, "count": _count}
+    if name not in makers:
+        raise ValueError(f"data is {name!r}, but must be one of {', '.join(NAMES)}")
+    return makers[name]()
+
+
+def samples(dataset, start, stop, seed=0):
+    """Samples `start` to `stop` (not included) of an endless, shuffled stream: (x, y), each with stop - start rows.
+
+    Every epoch is a permutation of its own, drawn from `seed` and the epoch's number alone. Any rank can therefore ask
+    for any piece of the stream, and gets what every other rank would get. "count" is not shuffled and never starts
+    again.
+    """
+    if not 0 <= start <= stop:
+        raise ValueError(f"samples {start} to {stop} were asked for, but 0 <= start <= stop must hold")
+    if dataset.name == "count":
+        x = torch.arange(start + 1, stop + 1, dtype=torch.float64).unsqueeze(1)
+        return x, torch.zeros(stop - start, dtype=torch.int64)
+    index = _indices(len(dataset), start, stop, seed)
+    return dataset.x[index], dataset.y[index]
+
+
+def text_lines():
+    """The paragraphs of the text, one string each: 8 to 2,337 characters long, so their token counts differ widely."""
+    return _text_file().splitlines()
+
+
+def _indices(size, start, stop, seed):
+    pieces = [torch.empty(0, dtype=torch.int64)]
+    while start < stop:
+        epoch, offset = divmod(start, size)
+        taken = min(size - offset, stop - start)
+        pieces.append(_permutation(size, seed, epoch)[offset : offset + taken])
+        start += taken
+    return torch.cat(pieces)
+
+
+@cache
+def _permutation(size, seed, epoch):
+    # A seed for each epoch that is far from its neighbours', so that (seed 0, epoch 1) is not (seed 1, epoch 0).
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return torch.randperm(size, generator=generator)
+
+
+def _digits():
+    from sklearn.datasets import load_digits  # here, since it takes a second and "text" needs none of it
+
+    pixels, labels = load_digits(return_X_y=True)
+    x = torch.from_numpy(pixels).to(torch.float64) / 16
+    return Dataset(name="digits", x=x, y=torch.from_numpy(labels).to(torch.int64), inputs=64, outputs=10)
+
+
+def _text():
+    text = _text_file()
+    vocabulary = "".join(sorted(set(text)))
+    token_of = {character: token for token, character in enumerate(vocabulary)}
+    tokens = torch.tensor([token_of[character] for character in text])
+    windows = (len(tokens) - 1) // WINDOW
+    x = tokens[: windows * WINDOW].view(windows, WINDOW)
+    y = tokens[1 : windows * WINDOW + 1].view(windows, WINDOW)
+    size = len(vocabulary)
+    return Dataset(name="text", x=x, y=y, inputs=size, outputs=size, vocabulary=vocabulary)
+
+
+def _count():
+    x = torch.arange(1, 257, dtype=torch.float64).unsqueeze(1)  # up to 256 every whole number is exact in bfloat16
+    return Dataset(name="count", x=x, y=torch.zeros(256, dtype=torch.int64), inputs=1, outputs=1)
+
+
+@cache
+def _text_file():
+    return files("dpviz").joinpath("texts/founding.txt").read_text(encoding="ascii")

@@ -1,0 +1,1 @@
+"""What every rank runs to answer a question; each file has the name of its question in `dpviz.questions`."""

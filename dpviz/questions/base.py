@@ -1,0 +1,133 @@
+"""How a Config is declared, checked and read from text.
+
+A question's Config is a frozen dataclass whose fields are made by `whole`, `number`, `choice` and `flag`. From that one declaration
+come the check when it is made, the option of the command line, the control of a panel and the line of the documentation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+MAX_WORLD_SIZE = 32
+DTYPES = ("float64", "float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """What is allowed in a field of a Config: `kind` is whole, number, choice or flag."""
+
+    name: str
+    kind: str
+    default: Any
+    help: str
+    low: float | None = None
+    high: float | None = None
+    options: tuple[str, ...] = ()
+
+    def allowed(self) -> str:
+        if self.kind == "choice":
+            return f"one of {', '.join(self.options)}"
+        if self.kind == "flag":
+            return "true or false"
+        what = "a whole number" if self.kind == "whole" else "a number"
+        return f"{what} from {self.low:g} to {self.high:g}"
+
+    def check(self, value: Any) -> Any:
+        """Return `value`, as an int or float where it is one. Raises ValueError with a sentence."""
+        right = {
+            "whole": lambda: isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high,
+            "number": lambda: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and self.low <= value <= self.high,
+            "choice": lambda: value in self.options,
+            "flag": lambda: isinstance(value, bool),
+        }
+        if not right[self.kind]():
+            near = difflib.get_close_matches(str(value), self.options, 1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{self.name} is {_shown(value)}, but it must be {self.allowed()}.{hint}")
+        return float(value) if self.kind == "number" else value
+
+    def parse(self, text: str) -> Any:
+        """Return the value that `text` (from a command line) stands for, checked. Raises ValueError with a sentence."""
+        value: Any = text
+        if self.kind == "flag":
+            value = {"true": True, "false": False}.get(text.lower(), text)
+        elif self.kind in ("whole", "number"):
+            try:
+                value = int(text) if self.kind == "whole" else float(text)
+            except ValueError:
+                pass
+        return self.check(value)
+
+
+def whole(default: int, *, low: int, high: int, help: str) -> Any:
+    return _declare(default, kind="whole", low=low, high=high, help=help)
+
+
+def number(default: float, *, low: float, high: float, help: str) -> Any:
+    return _declare(default, kind="number", low=low, high=high, help=help)
+
+
+def choice(default: str, options: tuple[str, ...], *, help: str) -> Any:
+    return _declare(default, kind="choice", options=tuple(options), help=help)
+
+
+def flag(default: bool, *, help: str) -> Any:
+    return _declare(default, kind="flag", help=help)
+
+
+def _declare(default: Any, **allowed: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"allowed": allowed})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Base of every Config: checks each field when made; `replace(config, field=value)` checks again."""
+
+    seed: int = whole(0, low=0, high=2**31 - 1, help="seed of parameters and of the order of the data")
+    dtype: str = choice("float32", DTYPES, help="type of parameters, gradients and what travels")
+
+    def __post_init__(self) -> None:
+        for one in fields_of(type(self)):
+            object.__setattr__(self, one.name, one.check(getattr(self, one.name)))
+
+    def check_world_size(self, world_size: int) -> None:
+        """Raise ValueError where this config cannot run on so many ranks; a question that minds overrides it."""
+
+    @staticmethod
+    def facts(run) -> dict[str, Any]:
+        """Return the named numbers of a finished run; made in the launching process, so that no extra collective is measured."""
+        return {}
+
+
+def fields_of(config_class: type[Question]) -> list[Field]:
+    """Return the fields of a Config, its own first, then `dtype` and `seed`."""
+    declared = [Field(name=f.name, default=f.default, **f.metadata["allowed"]) for f in dataclasses.fields(config_class)]
+    return sorted(declared, key=lambda one: ("dtype", "seed").index(one.name) if one.name in ("dtype", "seed") else -1)
+
+
+def parse(config_class: type[Question], texts: dict[str, str]) -> Question:
+    """Make a Config from the texts of a command line. Raises ValueError with a sentence for an unknown field or a wrong value."""
+    known = {one.name: one for one in fields_of(config_class)}
+    for name in texts:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, "world_size"], 1)
+            hint = f" Did you mean --{near[0].replace('_', '-')}?" if near else ""
+            raise ValueError(f"there is no field named {name!r} here. The fields are: {', '.join(known)}.{hint}")
+    return config_class(**{name: known[name].parse(text) for name, text in texts.items()})
+
+
+WORLD_SIZE = Field(name="world_size", kind="whole", default=4, low=1, high=MAX_WORLD_SIZE, help="number of ranks, k")
+
+
+def check_world_size(value: Any) -> int:
+    """Return the number of ranks, given as a number or as text. Raises ValueError with a sentence."""
+    return WORLD_SIZE.parse(value) if isinstance(value, str) else WORLD_SIZE.check(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,145 @@
+"""Whose fault was it? From what the ranks said when a launch ended badly to one RankError.
+
+In this order: a rank whose process ended; a rank that raised something of its own (gloo's "connection closed" and "timed out" are what
+the others suffer); a rank that does not answer; a rank that has issued fewer collectives than the others; ranks whose last collective
+differs from that of the majority.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpviz.ranks import travel
+from dpviz.ranks.errors import RankError
+
+_CONSEQUENCE = re.compile(r"Connection closed by peer|Timed out waiting|Connection reset|Broken pipe|Application timeout|Connection refused")
+# Every rank must call these with the same shapes; gather, scatter and the like may differ
+_SAME_EVERYWHERE = {"all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base", "reduce_scatter", "_reduce_scatter_base", "barrier"}
+
+
+@dataclass
+class Account:
+    """What is known of one rank at the end: where it is, what it raised, whether it returned, how its process ended."""
+
+    place: dict | None = None  # see rank.where
+    returned: bool = False
+    kind: str = ""
+    message: str = ""
+    frames: list = field(default_factory=list)
+    ended: bool = False
+    code: int | None = None
+    asleep: bool = False  # it was asked where it is, and did not answer
+
+    @property
+    def suffered(self) -> bool:
+        """Whether its error is only the consequence of another rank's."""
+        return self.kind in ("RuntimeError", "DistBackendError", "DistNetworkError") and bool(_CONSEQUENCE.search(self.message))
+
+    @property
+    def raised(self) -> bool:
+        return bool(self.kind) and not self.suffered
+
+    @property
+    def issued(self) -> int | None:
+        return self.place and self.place["issued"]
+
+    @property
+    def last(self) -> Any:
+        return self.place and self.place["last"]
+
+    def how_it_ended(self) -> str:
+        if self.code is None:
+            return "ended"
+        return f"was ended by {signal.Signals(-self.code).name}" if self.code < 0 else f"exited with status {self.code} before it returned"
+
+    def line(self) -> str:
+        at = f"; {travel.place(self.place['line'])}" if self.place and self.place["line"] else ""
+        if self.ended:
+            return f"its process {self.how_it_ended()}"
+        if self.returned:
+            return f"returned, after {_count(self.issued)}"
+        if self.raised:
+            return f"raised {self.kind}" + (f"; {travel.place(self.frames[-1])}" if self.frames else "")
+        if self.suffered:
+            return f"lost the others in {self.last} (collective {self.issued})" + (f"; {travel.place(self.frames[-1])}" if self.frames else "")
+        if self.asleep:
+            return "did not answer: it is stopped, or holds Python's lock"
+        if self.place and self.place["waits_in"]:
+            return f"waited in {self.place['waits_in']} (collective {self.issued}: {self.last}){at}"
+        return f"had issued {_count(self.issued)}{at}"
+
+
+def explain(accounts: list[Account], *, silent_s: float | None = None) -> RankError:
+    """Return the error that names the ranks at fault; `silent_s` is set where the launch ended because nothing was heard for so long."""
+    guilty, why = _guilty(accounts, silent_s)
+    one = accounts[guilty[0]]
+    report = "\n".join(f"rank {rank} {account.line()}" for rank, account in enumerate(accounts))
+    error = dict(kind=one.kind, message=one.message, frames=one.frames) if one.raised else {}
+    trace = travel.traceback_text(one.kind, one.message, one.frames) if one.raised else ""
+    return RankError(why, ranks=guilty, report=report, traceback=trace, **error)
+
+
+def mismatch(issued: list[list]) -> RankError | None:
+    """Compare what each rank issued in a launch that returned: gloo lets some mismatched shapes through, with wrong numbers."""
+    calls: dict[tuple, dict[int, Any]] = collections.defaultdict(dict)
+    for rank, entries in enumerate(issued):
+        for entry in entries:
+            calls[entry.group, entry.number][rank] = entry
+    for (_, number), of_rank in calls.items():
+        different = _minority({rank: (c.name, c.shapes, c.dtypes) for rank, c in of_rank.items() if c.name in _SAME_EVERYWHERE})
+        if different:
+            accounts = [Account(returned=True, place={"issued": number, "last": of_rank.get(rank), "line": None, "waits_in": None}) for rank in range(len(issued))]
+            return RankError(_different(accounts, different), ranks=different, report="\n".join(f"rank {r} called {c}" for r, c in of_rank.items()))
+    return None
+
+
+def _guilty(accounts: list[Account], silent_s: float | None) -> tuple[list[int], str]:
+    def where(test) -> list[int]:
+        return [rank for rank, account in enumerate(accounts) if test(account)]
+
+    if ended := where(lambda a: a.ended):
+        return ended, f"the process of {ranks(ended)} {accounts[ended[0]].how_it_ended()}"
+    if raised := where(lambda a: a.raised):
+        return raised, f"{ranks(raised)} raised {accounts[raised[0]].kind}: {accounts[raised[0]].message}"
+    if asleep := where(lambda a: a.asleep):
+        return asleep, f"{ranks(asleep)} did not answer: stopped, or holding Python's lock"
+    counts = [account.issued or 0 for account in accounts]
+    if behind := [rank for rank, count in enumerate(counts) if count < max(counts)]:
+        waited = [rank for rank, count in enumerate(counts) if count == max(counts)]
+        return behind, f"{ranks(behind)} did not come to collective {max(counts)} ({accounts[waited[0]].last}), in which {ranks(waited)} waited"
+    if different := _minority({rank: str(account.last) for rank, account in enumerate(accounts)}):
+        return different, _different(accounts, different)
+    busy = where(lambda a: not a.returned) or list(range(len(accounts)))
+    if silent_s is not None:
+        return busy, f"{ranks(busy)} had neither returned nor said anything for {silent_s:g} s; a larger timeout= would wait longer"
+    return busy, f"{ranks(busy)} waited too long in {accounts[busy[0]].last}"
+
+
+def _minority(values: dict[int, Any]) -> list[int]:
+    """Return the ranks whose value is not the most common one; all of them where no value leads."""
+    counted = collections.Counter(values.values()).most_common(2)
+    if len(counted) < 2:
+        return []
+    return sorted(values) if counted[0][1] == counted[1][1] else sorted(rank for rank, value in values.items() if value != counted[0][0])
+
+
+def _different(accounts: list[Account], different: list[int]) -> str:
+    called = "; ".join(f"rank {rank} called {accounts[rank].last}" for rank in different[:4])
+    others = [rank for rank in range(len(accounts)) if rank not in different]
+    rest = f", where {ranks(others)} called {accounts[others[0]].last}" if others else ""
+    return f"the ranks do not agree in collective {accounts[different[0]].issued}: {called}{rest}"
+
+
+def ranks(some: list[int]) -> str:
+    """Return 'rank 1', or 'ranks 0, 2 and 3'."""
+    if len(some) == 1:
+        return f"rank {some[0]}"
+    return f"ranks {', '.join(map(str, some[:-1]))} and {some[-1]}"
+
+
+def _count(issued: int | None) -> str:
+    return "no collective" if not issued else f"{issued} collective{'s' * (issued > 1)}"

@@ -1,0 +1,133 @@
+"""One thread owns the rank pool; anybody may hand it a Job, wait for it, or stop it.
+
+Callers are the main thread (dp.launch in a cell) and the worker threads of panels. None of them talks to the ranks, so that an interrupt
+cannot cut a message in two, and a Job is stopped by its own token, so that one panel cannot stop another's run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from dpviz.ranks.errors import Stopped
+from dpviz.ranks.pool import Outcome, RankPool
+
+STOP_S = 0.2  # how long a stopped job may take to notice before its ranks are killed from outside
+
+
+class Job:
+    """A launch that has been asked for."""
+
+    def __init__(self, payload: bytes, *, finish: Callable[[Outcome], Any], **options: Any):
+        self._payload, self._finish, self._options = payload, finish, options
+        self._future: Future = Future()
+        self._wake, self._alarm = socket.socketpair()
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the Run. Raises RankError, Stopped, or TimeoutError after `timeout` seconds."""
+        return self._future.result(timeout)
+
+    def add_done_callback(self, function: Callable[[Job], None]) -> None:
+        """Call function(job) when it has ended, from the pool's thread; at once if it has."""
+        self._future.add_done_callback(lambda _: function(self))
+
+    def stop(self) -> None:
+        """End this job and its ranks, and return when that is done; nothing happens where it has ended already."""
+        with contextlib.suppress(OSError):
+            self._alarm.send(b"!")
+        while not self._future.done():
+            with contextlib.suppress(TimeoutError, Exception):
+                self._future.exception(STOP_S)
+                return
+            if _owner.job is self:  # in the middle of a long message, perhaps: its ranks' end will end it
+                for pid in _owner.pool.pids():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+    def run(self, pool: RankPool) -> None:
+        """Run on the pool's own thread."""
+        try:
+            if self._asked_to_stop():
+                raise Stopped("the launch was stopped before it began")
+            self._future.set_result(self._finish(pool.run(self._payload, wake=self._wake, **self._options)))
+        except BaseException as error:
+            self._future.set_exception(error)
+        finally:
+            self._wake.close()
+            self._alarm.close()
+
+    def _asked_to_stop(self) -> bool:
+        self._wake.setblocking(False)
+        try:
+            return bool(self._wake.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return False
+
+
+class Owner:
+    """The thread, its pool and its queue. `submit(None)` only opens the pool, so that the first launch waits less."""
+
+    def __init__(self) -> None:
+        self.pool, self.jobs = RankPool(), queue.SimpleQueue()
+        self.job: Job | None = None
+        self.thread: threading.Thread | None = None
+        self.starting = threading.Lock()
+
+    def submit(self, job: Job | None) -> None:
+        self.jobs.put(job)
+        with self.starting:
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.work, name="dpviz-pool", daemon=True)
+                self.thread.start()
+
+    def work(self) -> None:
+        while True:
+            self.job = self.jobs.get()
+            if self.job is None:
+                self.pool.open()
+            else:
+                self.job.run(self.pool)
+            self.job = None
+
+
+_owner = Owner()
+
+
+def submit(job: Job) -> Job:
+    _owner.submit(job)
+    return job
+
+
+def warm() -> None:
+    """Start the rank server in the background."""
+    _owner.submit(None)
+
+
+def _forget_in_child() -> None:
+    """After a fork of this process by somebody else: the pool belongs to the parent, whose end its server must be able to see."""
+    global _owner
+    if _owner.pool.source is not None and _owner.pool.source.selectable:
+        _owner.pool.source.selectable.close()
+    _owner = Owner()
+
+
+@atexit.register
+def _close() -> None:
+    # The server ends by itself when our end of its socket closes; spawned ranks likewise
+    if _owner.job is None and _owner.pool.source is not None:
+        _owner.pool.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

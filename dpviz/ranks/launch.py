@@ -1,0 +1,161 @@
+"""The verb a lesson uses: run an experiment on k ranks and bring back a Run.
+
+`launch` decides by looking at the world: started by torchrun, the ranks are torchrun's; with world size 1 the experiment runs here, so that
+a debugger works; otherwise the warm pool of local ranks runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import queue
+from collections.abc import Callable
+from typing import Any
+
+from dpviz.measure import wire
+from dpviz.questions.base import check_world_size
+from dpviz.ranks import here, jobs, sources, travel
+from dpviz.ranks.pool import Outcome
+from dpviz.records import ALONE, Environment, Run
+
+LONGEST_TIMEOUT_S = 24 * 3600
+
+
+def launch(
+    experiment: Callable | str,
+    config: Any = None,
+    *,
+    world_size: int,
+    timeout: float = 60,
+    on_record: Callable[[int, Any], None] | None = None,
+    on_print: Callable[[int, str], None] | None = None,
+) -> Run:
+    """Call experiment(config) once on each of `world_size` ranks, the default process group (gloo) ready, and return the Run.
+
+    experiment   a function, or "package.module:function"; it may yield records and may return a result
+    world_size   the number of ranks, k, from 1 to 32
+    timeout      seconds that a collective may take, and half of what the whole launch may be silent (no record, no print, no result)
+    on_record    called as on_record(rank, record) as records arrive
+    on_print     called as on_print(rank, line) as lines arrive; by default it prints "[rank 2] line". Run.prints keeps them
+
+    On every rank torch, numpy and random are seeded alike, so that equal code makes equal parameters; call dpviz.seed_by_rank after the
+    model is built where ranks must differ (dropout, augmentation). With world_size=1 the experiment runs in this process, so that a
+    debugger works, and no timeout is enforced.
+
+    Raises RankError (its `ranks` says whose fault), ValueError for a wrong argument, KeyboardInterrupt.
+    """
+    name, world_size = _checked(experiment, config, world_size, timeout)
+    on_print = on_print or (lambda rank, line: print(f"[rank {rank}] {line}"))
+    on_record = on_record or (lambda rank, record: None)
+    elsewhere = here.launcher()
+    if elsewhere or world_size == 1:
+        outcome, records = here.run(experiment, config, world_size=world_size, timeout=timeout, on_record=on_record)
+        return _made(name, config, outcome, records, prints=[[] for _ in records], launcher=elsewhere or "in-process")
+
+    # The pool's thread only notes what happens; callbacks run in this one, where prints and exceptions reach the cell
+    happened: queue.SimpleQueue = queue.SimpleQueue()
+    job = start(
+        experiment,
+        config,
+        world_size=world_size,
+        timeout=timeout,
+        on_record=lambda *event: happened.put((on_record, event)),
+        on_print=lambda *event: happened.put((on_print, event)),
+    )
+    job.add_done_callback(lambda _: happened.put(None))
+    try:
+        while (event := happened.get()) is not None:
+            event[0](*event[1])
+    except BaseException:
+        job.stop()
+        raise
+    return job.result()
+
+
+def start(
+    experiment: Callable | str,
+    config: Any = None,
+    *,
+    world_size: int,
+    timeout: float = 60,
+    on_record: Callable[[int, Any], None] | None = None,
+    on_print: Callable[[int, str], None] | None = None,
+) -> jobs.Job:
+    """Like `launch`, but on the pool also for one rank, and return a Job at once; callbacks come from the pool's thread."""
+    name, world_size = _checked(experiment, config, world_size, timeout)
+    records: list[list[Any]] = [[] for _ in range(world_size)]
+    prints: list[list[str]] = [[] for _ in range(world_size)]
+
+    def keep(rank: int, record: Any) -> None:
+        records[rank].append(record)
+        if on_record:
+            on_record(rank, record)
+
+    def note(rank: int, line: str) -> None:
+        prints[rank].append(line)
+        if on_print:
+            on_print(rank, line)
+
+    def finish(outcome: Outcome) -> Run:
+        return _made(name, config, outcome, records, prints=prints, launcher="pool")
+
+    job = jobs.Job(
+        travel.pack(experiment, config),
+        finish=finish,
+        world_size=world_size,
+        timeout=timeout,
+        on_record=keep,
+        on_print=note,
+    )
+    return jobs.submit(job)
+
+
+def _checked(experiment: Any, config: Any, world_size: Any, timeout: Any) -> tuple[str, int]:
+    if not callable(experiment) and not (isinstance(experiment, str) and ":" in experiment):
+        raise ValueError(f"the experiment is {experiment!r}, but it must be a function that takes the config; give the function itself, without calling it.")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT_S:
+        raise ValueError(f"timeout is {timeout!r}, but it must be a number of seconds above 0 and at most {LONGEST_TIMEOUT_S}.")
+    world_size = check_world_size(world_size)
+    if hasattr(config, "check_world_size"):
+        config.check_world_size(world_size)
+    module = experiment.partition(":")[0] if isinstance(experiment, str) else getattr(experiment, "__module__", "")
+    question = module.removeprefix("dpviz.experiments.")
+    return (question if question != module else travel.name_of(experiment)), world_size
+
+
+def _made(name: str, config: Any, outcome: Outcome, records: list, *, prints: list, launcher: str) -> Run:
+    run = Run(
+        experiment=name,
+        config=_as_dict(config),
+        results=outcome.results,
+        records=records,
+        wire=outcome.wire,
+        environment=_environment(len(outcome.results), launcher),
+        collectives=outcome.collectives,
+        prints=prints,
+    )
+    facts = getattr(type(config), "facts", None)
+    return dataclasses.replace(run, facts=facts(run)) if facts else run
+
+
+def _as_dict(config: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(config):
+        return dataclasses.asdict(config)
+    return dict(config) if isinstance(config, dict) else {} if config is None else {"value": config}
+
+
+def _environment(world_size: int, launcher: str) -> Environment:
+    return Environment(
+        world_size=world_size,
+        backend="gloo",
+        launcher=launcher,
+        start_method=sources.start_method() if launcher == "pool" else "",
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        link="loopback",
+        wire=wire.how() if world_size > 1 else ALONE,
+        torch=importlib.metadata.version("torch"),
+        python=platform.python_version(),
+        platform=platform.platform(terse=True),
+    )

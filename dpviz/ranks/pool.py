@@ -1,0 +1,333 @@
+"""The launching side of the warm pool: ranks are kept between launches, a launch that ends badly leaves none behind.
+
+Only one thread ever uses a RankPool (see jobs.py). Every wait is on one selector that also holds the job's wake-up descriptor, so that a
+stop takes effect wherever the launch is, also while the server is still starting.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from dpviz.measure import counted, wire
+from dpviz.ranks import blame, sources, travel
+from dpviz.ranks.errors import RankError, Stopped
+from dpviz.records import COUNTED, Collective, Wire
+
+START_S = 120  # for the server's imports and the ranks' meeting, on a slow and busy machine
+GRACE_S = 0.15  # after the first bad news, for the others' own
+ANSWER_S = 0.3  # for "where are you"
+MAX_LINES, MAX_LINE = 1000, 2000  # printed lines a rank and launch, characters a line
+
+
+@dataclass(eq=False)
+class Handle:
+    """One rank process as the launcher sees it; `pid` is None until the server says it."""
+
+    control: Connection
+    output: int
+    pid: int | None = None
+    unfinished: bytes = b""
+    lines: int = 0
+
+
+@dataclass
+class Outcome:
+    """What a launch brought back, one entry a rank."""
+
+    results: list[Any]
+    wire: list[Wire]
+    collectives: list[list[Collective]]
+
+
+@dataclass
+class Launch:
+    """The state of the launch that is being collected."""
+
+    world_size: int
+    on_record: Callable[[int, Any], None]
+    on_print: Callable[[int, str], None]
+    accounts: list[blame.Account] = field(default_factory=list)
+    results: dict[int, Any] = field(default_factory=dict)
+    issued: dict[int, list] = field(default_factory=dict)
+    wire: dict[int, Wire] = field(default_factory=dict)
+    joined: int = 0
+    heard: float = field(default_factory=time.monotonic)
+    bad_news: float | None = None
+
+
+class RankPool:
+    def __init__(self) -> None:
+        self.source: Any = None
+        self.handles: list[Handle] = []
+        self.begun: collections.deque[Handle] = collections.deque()  # in the order asked for; their pids come in that order
+        self.group: int | None = None  # the world size that the ranks have joined
+        self.groups = 0
+        self.known: dict[str, float] = {}
+        self.launch: Launch | None = None
+        self.selector = selectors.DefaultSelector()
+
+    def open(self) -> None:
+        """Start the server if there is none; it imports torch while the caller goes on."""
+        if self.source is not None and not self.source.usable():
+            self.close()
+        if self.source is None:
+            self.source = sources.make()
+            if self.source.selectable:
+                self.selector.register(self.source.selectable, selectors.EVENT_READ)
+
+    def run(self, payload: bytes, *, world_size: int, timeout: float, on_record, on_print, wake: socket.socket) -> Outcome:
+        """Run the packed experiment on ranks 0 to world_size - 1. Raises RankError, or Stopped once `wake` becomes readable."""
+        if travel.edited(self.known) or self._an_idle_rank_ended():
+            self.kill()
+        self.open()
+        self.launch = Launch(world_size, on_record, on_print, accounts=[blame.Account() for _ in range(world_size)])
+        self.selector.register(wake, selectors.EVENT_READ)
+        try:
+            self._begin(world_size)
+            if self.group != world_size:
+                self._join(world_size, timeout)
+            self._send_all(("call", payload, timeout, sys.path, os.getcwd()))
+            self._collect(timeout)
+            return self._finish()
+        except BaseException:
+            self.kill()  # no rank outlives a launch that did not end well: nobody knows what it is in the middle of
+            raise
+        finally:
+            self.selector.unregister(wake)
+            self.launch = None
+
+    def kill(self) -> None:
+        """End every rank, now. The server stays."""
+        with contextlib.suppress(EOFError):
+            self._hear_source()  # else the pid of a rank just forked would be unknown
+        for handle in self.handles:
+            if handle.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(handle.pid, signal.SIGKILL)
+            self._forget(handle.control)
+            self._forget(handle.output)
+            handle.control.close()  # a rank whose pid is not known yet ends by this
+            os.close(handle.output)
+        self.handles, self.group = [], None
+
+    def close(self) -> None:
+        """End every rank and the server."""
+        self.kill()
+        if self.source is not None:
+            if self.source.selectable:
+                self._forget(self.source.selectable)
+            self.source.close()
+        self.source = None
+        self.begun.clear()
+
+    def pids(self) -> list[int]:
+        return [handle.pid for handle in self.handles if handle.pid is not None]
+
+    # -- the parts of a launch
+
+    def _an_idle_rank_ended(self) -> bool:
+        """Whether a control socket has something to read: an idle rank says nothing, so it is the end."""
+        return any(isinstance(key.data, Handle) and key.fileobj is key.data.control for key, _ in self.selector.select(0))
+
+    def _begin(self, world_size: int) -> None:
+        while len(self.handles) < world_size:
+            ours, theirs = socket.socketpair()
+            read, write = os.pipe()
+            os.set_blocking(read, False)
+            handle = Handle(Connection(ours.detach()), read)
+            self.handles.append(handle)
+            self.begun.append(handle)
+            self.selector.register(handle.control, selectors.EVENT_READ, handle)
+            self.selector.register(handle.output, selectors.EVENT_READ, handle)
+            try:
+                self.source.start(theirs.fileno(), write)
+            except EOFError:
+                raise self._server_ended() from None
+            finally:
+                theirs.close()
+                os.close(write)
+        for handle in self.handles:
+            handle.lines = 0
+
+    def _join(self, world_size: int, timeout: float) -> None:
+        self.groups += 1
+        store = os.path.join(self.source.directory, str(self.groups))  # a used one would answer "connection refused"
+        for rank in range(world_size):
+            self._send(rank, ("join", rank, world_size, store, timeout))
+        self._wait_for(lambda: self.launch.joined == world_size, START_S, "joined the others")
+        self._send_all(("wire",))  # what the group's making cost is not the experiment's
+        self._wait_for(lambda: len(self.launch.wire) == world_size, START_S, "answered")
+        self.launch.wire.clear()
+        self.group = world_size
+
+    def _collect(self, timeout: float) -> None:
+        launch = self.launch
+        launch.heard = time.monotonic()
+        while len(launch.results) < launch.world_size:
+            until = launch.bad_news if launch.bad_news is not None else launch.heard + 2 * timeout
+            if time.monotonic() >= until:
+                raise self._explained(None if launch.bad_news is not None else 2 * timeout)
+            self._wait(until)
+
+    def _finish(self) -> Outcome:
+        launch, ranks = self.launch, range(self.launch.world_size)
+        error = blame.mismatch([launch.issued[rank] for rank in ranks])
+        if error:
+            raise error
+        if wire.how() == COUNTED:
+            launch.wire = {rank: counted.wire(launch.issued[rank], rank, launch.world_size) for rank in ranks}
+        else:
+            self._send_all(("wire",))  # only now: a rank that has returned may still be sending for the others
+            self._wait_for(lambda: len(launch.wire) == launch.world_size, START_S, "answered")
+        return Outcome(*([of_rank[rank] for rank in ranks] for of_rank in (launch.results, launch.wire, launch.issued)))
+
+    def _wait_for(self, ready: Callable[[], bool], seconds: float, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if self.launch.bad_news is not None:
+                deadline = min(deadline, self.launch.bad_news)
+            if time.monotonic() > deadline:
+                raise self._explained(None) if self.launch.bad_news is not None else RankError(f"the ranks had not {what} after {seconds} s")
+            self._wait(deadline)
+
+    def _explained(self, silent_s: float | None) -> RankError:
+        launch = self.launch
+        asked = [rank for rank, account in enumerate(launch.accounts) if account.place is None and not account.ended]
+        for rank in asked:
+            self._send(rank, ("where",))
+        deadline = time.monotonic() + ANSWER_S
+        while time.monotonic() < deadline and any(not a.ended and a.place is None or a.ended and a.code is None for a in launch.accounts):
+            self._wait(deadline)
+        for rank in asked:
+            account = launch.accounts[rank]
+            account.asleep = account.place is None and not account.ended
+        return blame.explain(launch.accounts, silent_s=silent_s)
+
+    # -- messages
+
+    def _send(self, rank: int, message: tuple) -> None:
+        with contextlib.suppress(OSError):  # it has ended: its control socket says so to the next wait
+            self.handles[rank].control.send_bytes(travel.dumps(message))
+
+    def _send_all(self, message: tuple) -> None:
+        data = travel.dumps(message)
+        for handle in self.handles[: self.launch.world_size]:
+            with contextlib.suppress(OSError):
+                handle.control.send_bytes(data)
+
+    def _wait(self, until: float) -> None:
+        """Wait for something to happen, and take it in. Raises Stopped, and RankError where the server has ended."""
+        for key, _ in self.selector.select(max(0.0, until - time.monotonic())):
+            if key.data is None and key.fileobj is self.source.selectable:
+                try:
+                    self._hear_source()
+                except EOFError:
+                    raise self._server_ended() from None
+            elif key.data is None:
+                raise Stopped("the launch was stopped")
+            elif key.fileobj is key.data.control:
+                self._hear_rank(key.data)
+            else:
+                self._hear_output(key.data)
+        if self.source.selectable is None:
+            self._hear_source()
+
+    def _hear_source(self) -> None:
+        for message in self.source.news() if self.source else ():
+            if "forked" in message:
+                self.begun.popleft().pid = message["forked"]
+            elif "ended" in message:
+                for rank, handle in enumerate(self.handles):
+                    if handle.pid == message["ended"] and self.launch and rank < self.launch.world_size:
+                        self.launch.accounts[rank].code = message["code"]
+
+    def _hear_rank(self, handle: Handle) -> None:
+        rank = self.handles.index(handle)
+        try:
+            kind, *content = travel.loads(handle.control.recv_bytes())
+        except (EOFError, OSError):
+            self._forget(handle.control)
+            if rank < self.launch.world_size:
+                self._end_output(handle)
+                self.launch.accounts[rank].ended = True
+                self._bad_news()
+            return
+        self.launch.heard = time.monotonic()
+        getattr(self, f"_on_{kind}")(rank, *content)
+
+    def _on_joined(self, rank: int) -> None:
+        self.launch.joined += 1
+
+    def _on_record(self, rank: int, record: Any) -> None:
+        self.launch.on_record(rank, record)
+
+    def _on_result(self, rank: int, result: Any, issued: list, place: dict) -> None:
+        self._end_output(self.handles[rank])
+        self.launch.results[rank], self.launch.issued[rank] = result, issued
+        self.launch.accounts[rank].returned, self.launch.accounts[rank].place = True, place
+
+    def _on_error(self, rank: int, kind: str, message: str, frames: list, place: dict) -> None:
+        self._end_output(self.handles[rank])
+        account = self.launch.accounts[rank]
+        account.kind, account.message, account.frames, account.place = kind, message, frames, place
+        self._bad_news()
+
+    def _on_where(self, rank: int, place: dict) -> None:
+        account = self.launch.accounts[rank]
+        account.place = account.place or place
+
+    def _on_wire(self, rank: int, sent: int, received: int) -> None:
+        self.launch.wire[rank] = Wire(sent=sent, received=received)
+
+    def _hear_output(self, handle: Handle) -> None:
+        while True:
+            try:
+                data = os.read(handle.output, 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                self._forget(handle.output)
+                return
+            *lines, handle.unfinished = (handle.unfinished + data).split(b"\n")
+            for line in lines:
+                self._show(handle, line.decode(errors="replace"))
+            self.launch.heard = time.monotonic()
+
+    def _show(self, handle: Handle, line: str) -> None:
+        handle.lines += 1
+        rank = self.handles.index(handle)
+        if handle.lines <= MAX_LINES and rank < self.launch.world_size:
+            self.launch.on_print(rank, line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} … {len(line) - MAX_LINE} more characters")
+
+    def _end_output(self, handle: Handle) -> None:
+        """Take in what a rank printed up to its last message: it flushed before it sent that."""
+        self._hear_output(handle)
+        if handle.unfinished:
+            self._show(handle, handle.unfinished.decode(errors="replace"))
+            handle.unfinished = b""
+        if handle.lines > MAX_LINES:
+            self.launch.on_print(self.handles.index(handle), f"… {handle.lines - MAX_LINES} more lines not shown")
+
+    def _bad_news(self) -> None:
+        if self.launch.bad_news is None:
+            self.launch.bad_news = time.monotonic() + GRACE_S
+
+    def _forget(self, descriptor: Any) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self.selector.unregister(descriptor)
+
+    def _server_ended(self) -> RankError:
+        said = self.source.said()
+        self.close()
+        return RankError("the rank server ended" + (f": {said.splitlines()[-1]}" if said else "; the next launch starts a new one"), report=said)

@@ -1,0 +1,144 @@
+"""What a rank process does: join a process group when told, call experiments, send back what they yield and return.
+
+The main thread runs the experiments. A listening thread answers "where are you" and "what went over the wire" meanwhile, also while the
+main thread is blocked in a collective: that is how a launch finds out who did not come.
+
+Messages are pickled tuples over the control socket:
+    to a rank      ("join", rank, world_size, store, timeout)   ("call", payload, timeout, path, directory)   ("where",)   ("wire",)
+    from a rank    ("joined",)   ("record", record)   ("result", result, collectives, place) ("error", kind, message, frames, place)
+                   ("where", place)   ("wire", sent, received)
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import os
+import queue
+import signal
+import sys
+import threading
+import warnings
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+from dpviz.measure import collectives, wire
+from dpviz.ranks import seeds, travel
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+def serve(control: int, output: int) -> None:
+    """Serve the launcher until it closes `control`; everything printed, also by C++ code, goes to `output` in order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    # Gloo says this of every tensor-wise gather; a learner can do nothing about it
+    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.*|.*reduce_scatter_tensor.*")
+    Rank(Connection(control)).work()
+
+
+class Rank:
+    def __init__(self, connection: Connection):
+        self.connection = connection
+        self.jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self.sending = threading.Lock()
+        self.counters = wire.Counters()
+        self.recorder = collectives.Recorder()
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def send(self, *message) -> None:
+        data = travel.dumps(message)
+        with self.sending:
+            self.connection.send_bytes(data)
+
+    def listen(self) -> None:
+        while True:
+            try:
+                message = travel.loads(self.connection.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(0)  # the launcher let go of this rank
+            if message[0] == "where":
+                self.send("where", where())
+            elif message[0] == "wire":
+                self.send("wire", *self.counters.since_last())
+            else:
+                self.jobs.put(message)
+
+    def work(self) -> None:
+        while True:
+            kind, *arguments = self.jobs.get()
+            try:
+                getattr(self, kind)(*arguments)
+            except BaseException as error:  # SystemExit and KeyboardInterrupt too: a missing result must be an error
+                _flush()
+                self.send("error", type(error).__name__, str(error), travel.frames_of(error), where())
+
+    def join(self, rank: int, world_size: int, store: str, timeout: float) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        join_group(rank, world_size, store, timeout)
+        self.send("joined")
+
+    def call(self, payload: bytes, timeout: float, path: list[str], directory: str) -> None:
+        sys.path[:] = path
+        os.chdir(directory)
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(1)
+        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout))
+        seeds.reset()
+        result = run(*travel.loads(payload), on_record=lambda record: self.send("record", record))
+        _flush()
+        issued = self.recorder.since_last()
+        place = {"line": None, "waits_in": None, "issued": collectives.issued(), "last": issued[-1] if issued else None}
+        try:
+            message = travel.dumps(("result", result, issued, place))
+        except Exception as error:
+            raise ValueError(f"what the experiment returned cannot be sent back: {error}. Return numbers, strings, lists, dicts, arrays or tensors.") from None
+        with self.sending:
+            self.connection.send_bytes(message)
+
+
+def join_group(rank: int, world_size: int, store: str, timeout: float) -> None:
+    """Make the default process group: gloo on loopback, meeting at a file that no group has used before."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=datetime.timedelta(seconds=timeout)
+    )
+
+
+def run(experiment, config, *, on_record):
+    """Call the experiment, pass on what it yields, return what it returns."""
+    result = travel.resolve(experiment)(config)
+    if not inspect.isgenerator(result):
+        return result
+    while True:
+        try:
+            record = next(result)
+        except StopIteration as end:
+            return end.value
+        on_record(record)
+
+
+def where() -> dict:
+    """Return where the main thread is: the innermost line of the user's, the collective it waits in, how many were issued, the last one."""
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    waits_in = line = None
+    while frame is not None and line is None:
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
+        if travel.is_users(file):
+            line = (file, frame.f_lineno, function)
+        elif f"torch{os.sep}distributed" in file and function != "wrapper":
+            waits_in = function
+        frame = frame.f_back
+    return {"line": line, "waits_in": waits_in, "issued": collectives.issued(), "last": collectives.last()}
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

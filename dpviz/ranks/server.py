@@ -1,0 +1,110 @@
+"""The rank server: one process a launcher, which has imported torch once and forks a rank in milliseconds.
+
+Python's own forkserver dies of the interrupt that Jupyter sends to the whole process group, and leaves stuck ranks alive when the kernel
+is killed. This one ignores SIGINT, lives in a session of its own, and watches the launcher's end of a socket: when that closes, however
+the launcher went, it kills every rank, removes the rendezvous directory and ends. It keeps one thread for ever, which makes fork safe.
+
+Messages keep their boundaries, the socket being SOCK_SEQPACKET:
+    to the server      b"fork" with two file descriptors: the rank's control socket, and where its prints go
+    from the server    as JSON: {"ready": threads}, {"forked": pid}, {"ended": pid, "code": exit status, negative for a signal}
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import selectors
+import shutil
+import signal
+import socket
+
+PR_SET_PDEATHSIG = 1
+PRELOAD = ("torch", "torch._dynamo", "torch.distributed", "torch.distributed.fsdp", "numpy", "cloudpickle", "dpviz.ranks.rank")
+
+
+def preload() -> None:
+    for name in PRELOAD:
+        importlib.import_module(name)
+    for package in ("dpviz.questions", "dpviz.experiments"):
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
+            importlib.import_module(module.name)
+
+
+def main(descriptor: int, directory: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    preload()
+    gc.collect()
+    gc.freeze()  # what is shared with the ranks stays shared: the collector would write into every page
+    Server(socket.socket(fileno=descriptor), directory).serve()
+
+
+class Server:
+    def __init__(self, launcher: socket.socket, directory: str):
+        self.launcher, self.directory = launcher, directory
+        self.ready = selectors.DefaultSelector()
+        self.ready.register(launcher, selectors.EVENT_READ)
+        self.ranks: dict[int, int] = {}  # pid -> pidfd
+        self.prctl = ctypes.CDLL(None).prctl
+
+    def say(self, **message) -> None:
+        try:
+            self.launcher.send(json.dumps(message).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            self.end()
+
+    def serve(self) -> None:
+        self.say(ready=len(os.listdir("/proc/self/task")))
+        while True:
+            for key, _ in self.ready.select():
+                if key.fileobj is self.launcher:
+                    self.hear()
+                else:
+                    self.reap(key.data, key.fileobj)
+
+    def hear(self) -> None:
+        try:
+            message, descriptors, *_ = socket.recv_fds(self.launcher, 4096, 2)
+        except ConnectionResetError:
+            message = b""
+        if not message:
+            self.end()
+        pid = os.fork()
+        if pid == 0:
+            self.become_rank(*descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self.ranks[pid] = os.pidfd_open(pid)
+        self.ready.register(self.ranks[pid], selectors.EVENT_READ, pid)
+        self.say(forked=pid)
+
+    def become_rank(self, control: int, output: int) -> None:
+        try:
+            server = os.getppid()
+            self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the server has one thread for ever, so its death is the process's
+            if os.getppid() != server:
+                os._exit(1)
+            self.ready.close()
+            self.launcher.close()
+            for pidfd in self.ranks.values():
+                os.close(pidfd)
+            from dpviz.ranks import rank
+
+            rank.serve(control, output)
+        finally:
+            os._exit(1)
+
+    def reap(self, pid: int, pidfd: int) -> None:
+        self.ready.unregister(pidfd)
+        os.close(pidfd)
+        del self.ranks[pid]
+        self.say(ended=pid, code=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def end(self) -> None:
+        for pid in self.ranks:
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.directory, ignore_errors=True)
+        os._exit(0)

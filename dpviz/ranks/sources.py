@@ -1,0 +1,147 @@
+"""Where rank processes come from: forked by a rank server (Linux), or started one by one (elsewhere).
+
+Both give the pool the same three things: `start(control, output)` begins a rank that serves these descriptors, `news()` tells which ranks
+have begun and ended, and `close()` ends them all. `start` does not wait, so eight ranks begin together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+from dpviz.measure import wire
+from dpviz.ranks import travel
+
+# numpy's OpenBLAS and OpenMP would start threads at import, and a process with threads cannot be forked safely
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_ROOT = os.path.dirname(travel.DPVIZ.rstrip(os.sep))
+
+
+def start_method() -> str:
+    """Return "fork" where the rank server can run, else "spawn"; DPVIZ_START_METHOD=spawn forces the latter."""
+    return "fork" if sys.platform == "linux" and os.environ.get("DPVIZ_START_METHOD") != "spawn" else "spawn"
+
+
+def make():
+    return RankServer() if start_method() == "fork" else Spawned()
+
+
+def _python(code: str, *arguments: object, descriptors: list[int], **options) -> subprocess.Popen:
+    """Start this Python with `code`, dpviz importable, one thread a library, in a session of its own (an interrupt must not reach it)."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {_ROOT!r}); {code}", *map(str, arguments)],
+        pass_fds=descriptors,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **ONE_THREAD, "TORCH_FR_BUFFER_SIZE": str(wire.recorder_entries())},
+        **options,
+    )
+
+
+class RankServer:
+    """Forks ranks through `dpviz.ranks.server`."""
+
+    def __init__(self) -> None:
+        self.directory = tempfile.mkdtemp(prefix="dpviz-")  # the server removes it
+        self.sources = travel.source_times()
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.log = tempfile.TemporaryFile()
+        self.process = _python(
+            "from dpviz.ranks import server; server.main(int(sys.argv[1]), sys.argv[2])",
+            theirs.fileno(),
+            self.directory,
+            descriptors=[theirs.fileno()],
+            stdout=self.log,
+            stderr=self.log,
+        )
+        theirs.close()
+        self.selectable = self.socket
+
+    def start(self, control: int, output: int) -> None:
+        try:
+            socket.send_fds(self.socket, [b"fork"], [control, output])
+        except OSError as error:
+            raise EOFError("the rank server has ended") from error
+
+    def news(self) -> list[dict]:
+        """Return the server's messages that have arrived. Raises EOFError when it has ended."""
+        messages = []
+        while True:
+            try:
+                data = self.socket.recv(4096, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return messages
+            except OSError:
+                data = b""
+            if not data:
+                raise EOFError("the rank server has ended")
+            messages.append(json.loads(data))
+
+    def usable(self) -> bool:
+        """Whether it lives, and dpviz's own files are those it has imported."""
+        return self.process.poll() is None and self.sources == travel.source_times()
+
+    def said(self) -> str:
+        """Return the last lines it printed before it ended."""
+        self.log.seek(0)
+        return "\n".join(self.log.read().decode(errors="replace").splitlines()[-5:])
+
+    def close(self) -> None:
+        self.socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Spawned:
+    """Starts each rank as a new interpreter: seconds instead of milliseconds, and no shared memory."""
+
+    selectable = None
+
+    def __init__(self) -> None:
+        self.directory = tempfile.mkdtemp(prefix="dpviz-")
+        self.sources = travel.source_times()
+        self.processes: list[subprocess.Popen] = []
+        self.unsaid: list[dict] = []
+
+    def start(self, control: int, output: int) -> None:
+        process = _python(
+            "from dpviz.ranks import rank; rank.serve(int(sys.argv[1]), int(sys.argv[2]))",
+            control,
+            output,
+            descriptors=[control, output],
+            stdout=subprocess.DEVNULL,
+            stderr=output,
+        )
+        self.processes.append(process)
+        self.unsaid.append({"forked": process.pid})
+
+    def news(self) -> list[dict]:
+        ended = [process for process in self.processes if process.poll() is not None]
+        self.processes = [process for process in self.processes if process not in ended]
+        messages = self.unsaid + [{"ended": process.pid, "code": process.returncode} for process in ended]
+        self.unsaid = []
+        return messages
+
+    def usable(self) -> bool:
+        return self.sources == travel.source_times()
+
+    def said(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+            process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
