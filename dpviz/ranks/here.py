@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from dpviz.ranks.pool import Outcome
+from dpviz.ranks.ongoing import Outcome
 from dpviz.records import Wire
 
 

@@ -18,7 +18,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from dpviz.ranks.errors import Stopped
-from dpviz.ranks.pool import Outcome, RankPool
+from dpviz.ranks.ongoing import Outcome
+from dpviz.ranks.pool import RankPool
 
 STOP_S = 0.2  # how long a stopped job may take to notice before its ranks are killed from outside
 
@@ -76,16 +77,17 @@ class Job:
 
 
 class Owner:
-    """The thread, its pool and its queue. `submit(None)` only opens the pool, so that the first launch waits less."""
+    """The thread, its pool, and the queue of what it is to do with the pool: a Job, or a function of the pool."""
 
     def __init__(self) -> None:
-        self.pool, self.jobs = RankPool(), queue.SimpleQueue()
+        self.pool = RankPool()
+        self.tasks: queue.SimpleQueue = queue.SimpleQueue()
         self.job: Job | None = None
         self.thread: threading.Thread | None = None
         self.starting = threading.Lock()
 
-    def submit(self, job: Job | None) -> None:
-        self.jobs.put(job)
+    def submit(self, task: Job | Callable[[RankPool], None]) -> None:
+        self.tasks.put(task)
         with self.starting:
             if self.thread is None:
                 self.thread = threading.Thread(target=self.work, name="dpviz-pool", daemon=True)
@@ -93,12 +95,13 @@ class Owner:
 
     def work(self) -> None:
         while True:
-            self.job = self.jobs.get()
-            if self.job is None:
-                self.pool.open()
+            task = self.tasks.get()
+            if isinstance(task, Job):
+                self.job = task
+                task.run(self.pool)
+                self.job = None
             else:
-                self.job.run(self.pool)
-            self.job = None
+                task(self.pool)
 
 
 _owner = Owner()
@@ -110,8 +113,20 @@ def submit(job: Job) -> Job:
 
 
 def warm() -> None:
-    """Start the rank server in the background."""
-    _owner.submit(None)
+    """Start the rank server in the background, so that the first launch waits less."""
+    _owner.submit(RankPool.open)
+
+
+@atexit.register
+def close() -> None:
+    """End the running job, the ranks and the server; a later launch starts them anew."""
+    if _owner.thread is None:
+        return
+    if job := _owner.job:
+        job.stop()
+    closed = threading.Event()
+    _owner.submit(lambda pool: (pool.close(), closed.set()))
+    closed.wait(STOP_S * 50)  # at worst the server sees our end, and ends by itself
 
 
 def _forget_in_child() -> None:
@@ -120,13 +135,6 @@ def _forget_in_child() -> None:
     if _owner.pool.source is not None and _owner.pool.source.selectable:
         _owner.pool.source.selectable.close()
     _owner = Owner()
-
-
-@atexit.register
-def _close() -> None:
-    # The server ends by itself when our end of its socket closes; spawned ranks likewise
-    if _owner.job is None and _owner.pool.source is not None:
-        _owner.pool.close()
 
 
 if hasattr(os, "register_at_fork"):

@@ -17,7 +17,7 @@ from typing import Any
 from dpviz.measure import wire
 from dpviz.questions.base import check_world_size
 from dpviz.ranks import here, jobs, sources, travel
-from dpviz.ranks.pool import Outcome
+from dpviz.ranks.ongoing import Outcome
 from dpviz.records import ALONE, Environment, Run
 
 LONGEST_TIMEOUT_S = 24 * 3600

@@ -15,19 +15,18 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dpviz.measure import counted, wire
+from dpviz.measure import wire
 from dpviz.ranks import blame, sources, travel
 from dpviz.ranks.errors import RankError, Stopped
-from dpviz.records import COUNTED, Collective, Wire
+from dpviz.ranks.ongoing import Ongoing, Outcome
+from dpviz.records import COUNTED
 
 START_S = 120  # for the server's imports and the ranks' meeting, on a slow and busy machine
-GRACE_S = 0.15  # after the first bad news, for the others' own
 ANSWER_S = 0.3  # for "where are you"
-MAX_LINES, MAX_LINE = 1000, 2000  # printed lines a rank and launch, characters a line
 
 
 @dataclass(eq=False)
@@ -37,33 +36,6 @@ class Handle:
     control: Connection
     output: int
     pid: int | None = None
-    unfinished: bytes = b""
-    lines: int = 0
-
-
-@dataclass
-class Outcome:
-    """What a launch brought back, one entry a rank."""
-
-    results: list[Any]
-    wire: list[Wire]
-    collectives: list[list[Collective]]
-
-
-@dataclass
-class Launch:
-    """The state of the launch that is being collected."""
-
-    world_size: int
-    on_record: Callable[[int, Any], None]
-    on_print: Callable[[int, str], None]
-    accounts: list[blame.Account] = field(default_factory=list)
-    results: dict[int, Any] = field(default_factory=dict)
-    issued: dict[int, list] = field(default_factory=dict)
-    wire: dict[int, Wire] = field(default_factory=dict)
-    joined: int = 0
-    heard: float = field(default_factory=time.monotonic)
-    bad_news: float | None = None
 
 
 class RankPool:
@@ -74,7 +46,7 @@ class RankPool:
         self.group: int | None = None  # the world size that the ranks have joined
         self.groups = 0
         self.known: dict[str, float] = {}
-        self.launch: Launch | None = None
+        self.launch: Ongoing | None = None
         self.selector = selectors.DefaultSelector()
 
     def open(self) -> None:
@@ -91,7 +63,7 @@ class RankPool:
         if travel.edited(self.known) or self._an_idle_rank_ended():
             self.kill()
         self.open()
-        self.launch = Launch(world_size, on_record, on_print, accounts=[blame.Account() for _ in range(world_size)])
+        self.launch = Ongoing(world_size, on_record, on_print)
         self.selector.register(wake, selectors.EVENT_READ)
         try:
             self._begin(world_size)
@@ -157,17 +129,14 @@ class RankPool:
             finally:
                 theirs.close()
                 os.close(write)
-        for handle in self.handles:
-            handle.lines = 0
 
     def _join(self, world_size: int, timeout: float) -> None:
         self.groups += 1
         store = os.path.join(self.source.directory, str(self.groups))  # a used one would answer "connection refused"
         for rank in range(world_size):
             self._send(rank, ("join", rank, world_size, store, timeout))
-        self._wait_for(lambda: self.launch.joined == world_size, START_S, "joined the others")
-        self._send_all(("wire",))  # what the group's making cost is not the experiment's
-        self._wait_for(lambda: len(self.launch.wire) == world_size, START_S, "answered")
+        self._wait_for(lambda: self.launch.joined == world_size, "met")
+        self._read_wire()  # what the group's making cost is not the experiment's
         self.launch.wire.clear()
         self.group = world_size
 
@@ -175,31 +144,32 @@ class RankPool:
         launch = self.launch
         launch.heard = time.monotonic()
         while len(launch.results) < launch.world_size:
-            until = launch.bad_news if launch.bad_news is not None else launch.heard + 2 * timeout
+            until = launch.heard + 2 * timeout if launch.give_up is None else launch.give_up
             if time.monotonic() >= until:
-                raise self._explained(None if launch.bad_news is not None else 2 * timeout)
+                raise self._explained(2 * timeout if launch.give_up is None else None)
             self._wait(until)
 
     def _finish(self) -> Outcome:
-        launch, ranks = self.launch, range(self.launch.world_size)
-        error = blame.mismatch([launch.issued[rank] for rank in ranks])
+        error = blame.mismatch([self.launch.collectives[rank] for rank in range(self.launch.world_size)])
         if error:
             raise error
         if wire.how() == COUNTED:
-            launch.wire = {rank: counted.wire(launch.issued[rank], rank, launch.world_size) for rank in ranks}
+            self.launch.count_bytes()
         else:
-            self._send_all(("wire",))  # only now: a rank that has returned may still be sending for the others
-            self._wait_for(lambda: len(launch.wire) == launch.world_size, START_S, "answered")
-        return Outcome(*([of_rank[rank] for rank in ranks] for of_rank in (launch.results, launch.wire, launch.issued)))
+            self._read_wire()  # only now: a rank that has returned may still be sending for the others
+        return self.launch.outcome()
 
-    def _wait_for(self, ready: Callable[[], bool], seconds: float, what: str) -> None:
-        deadline = time.monotonic() + seconds
+    def _read_wire(self) -> None:
+        self._send_all(("wire",))
+        self._wait_for(lambda: len(self.launch.wire) == self.launch.world_size, "answered")
+
+    def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + START_S
         while not ready():
-            if self.launch.bad_news is not None:
-                deadline = min(deadline, self.launch.bad_news)
-            if time.monotonic() > deadline:
-                raise self._explained(None) if self.launch.bad_news is not None else RankError(f"the ranks had not {what} after {seconds} s")
-            self._wait(deadline)
+            until = deadline if self.launch.give_up is None else self.launch.give_up
+            if time.monotonic() >= until:
+                raise RankError(f"the ranks had not {what} after {START_S} s") if self.launch.give_up is None else self._explained(None)
+            self._wait(until)
 
     def _explained(self, silent_s: float | None) -> RankError:
         launch = self.launch
@@ -258,39 +228,15 @@ class RankPool:
             kind, *content = travel.loads(handle.control.recv_bytes())
         except (EOFError, OSError):
             self._forget(handle.control)
+            self._hear_output(handle)
             if rank < self.launch.world_size:
-                self._end_output(handle)
-                self.launch.accounts[rank].ended = True
-                self._bad_news()
+                self.launch.ended(rank)
             return
-        self.launch.heard = time.monotonic()
-        getattr(self, f"_on_{kind}")(rank, *content)
-
-    def _on_joined(self, rank: int) -> None:
-        self.launch.joined += 1
-
-    def _on_record(self, rank: int, record: Any) -> None:
-        self.launch.on_record(rank, record)
-
-    def _on_result(self, rank: int, result: Any, issued: list, place: dict) -> None:
-        self._end_output(self.handles[rank])
-        self.launch.results[rank], self.launch.issued[rank] = result, issued
-        self.launch.accounts[rank].returned, self.launch.accounts[rank].place = True, place
-
-    def _on_error(self, rank: int, kind: str, message: str, frames: list, place: dict) -> None:
-        self._end_output(self.handles[rank])
-        account = self.launch.accounts[rank]
-        account.kind, account.message, account.frames, account.place = kind, message, frames, place
-        self._bad_news()
-
-    def _on_where(self, rank: int, place: dict) -> None:
-        account = self.launch.accounts[rank]
-        account.place = account.place or place
-
-    def _on_wire(self, rank: int, sent: int, received: int) -> None:
-        self.launch.wire[rank] = Wire(sent=sent, received=received)
+        self._hear_output(handle)  # what it printed before it sent this comes first
+        self.launch.take(rank, kind, *content)
 
     def _hear_output(self, handle: Handle) -> None:
+        rank = self.handles.index(handle)
         while True:
             try:
                 data = os.read(handle.output, 65536)
@@ -299,29 +245,8 @@ class RankPool:
             if not data:
                 self._forget(handle.output)
                 return
-            *lines, handle.unfinished = (handle.unfinished + data).split(b"\n")
-            for line in lines:
-                self._show(handle, line.decode(errors="replace"))
-            self.launch.heard = time.monotonic()
-
-    def _show(self, handle: Handle, line: str) -> None:
-        handle.lines += 1
-        rank = self.handles.index(handle)
-        if handle.lines <= MAX_LINES and rank < self.launch.world_size:
-            self.launch.on_print(rank, line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} … {len(line) - MAX_LINE} more characters")
-
-    def _end_output(self, handle: Handle) -> None:
-        """Take in what a rank printed up to its last message: it flushed before it sent that."""
-        self._hear_output(handle)
-        if handle.unfinished:
-            self._show(handle, handle.unfinished.decode(errors="replace"))
-            handle.unfinished = b""
-        if handle.lines > MAX_LINES:
-            self.launch.on_print(self.handles.index(handle), f"… {handle.lines - MAX_LINES} more lines not shown")
-
-    def _bad_news(self) -> None:
-        if self.launch.bad_news is None:
-            self.launch.bad_news = time.monotonic() + GRACE_S
+            if rank < self.launch.world_size:
+                self.launch.printed(rank, data)
 
     def _forget(self, descriptor: Any) -> None:
         with contextlib.suppress(KeyError, ValueError):

@@ -93,16 +93,23 @@ class Rank:
         torch.set_num_threads(1)
         dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout))
         seeds.reset()
-        result = run(*travel.loads(payload), on_record=lambda record: self.send("record", record))
+        result = run(*travel.loads(payload), on_record=lambda record: self.send_back("record", record))
         _flush()
         issued = self.recorder.since_last()
         place = {"line": None, "waits_in": None, "issued": collectives.issued(), "last": issued[-1] if issued else None}
+        self.send_back("result", result, issued, place)
+
+    def send_back(self, *message) -> None:
+        """Send something of the user's, which may be anything."""
         try:
-            message = travel.dumps(("result", result, issued, place))
-        except Exception as error:
-            raise ValueError(f"what the experiment returned cannot be sent back: {error}. Return numbers, strings, lists, dicts, arrays or tensors.") from None
+            data = travel.dumps(message)
+        except Exception as error:  # pickling runs the code of whatever it meets
+            raise ValueError(
+                f"what the experiment {'yielded' if message[0] == 'record' else 'returned'} cannot be sent back: {error}. "
+                "Give numbers, strings, lists, dicts, arrays or tensors."
+            ) from None
         with self.sending:
-            self.connection.send_bytes(message)
+            self.connection.send_bytes(data)
 
 
 def join_group(rank: int, world_size: int, store: str, timeout: float) -> None:

@@ -29,9 +29,13 @@ PRELOAD = ("torch", "torch._dynamo", "torch.distributed", "torch.distributed.fsd
 def preload() -> None:
     for name in PRELOAD:
         importlib.import_module(name)
+    from dpviz import data
+
     for package in ("dpviz.questions", "dpviz.experiments"):
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
             importlib.import_module(module.name)
+    for name in ("digits", "text"):
+        data.load(name)
 
 
 def main(descriptor: int, directory: str) -> None:

@@ -1,0 +1,88 @@
+"""Ask before showing: the learner's guess is kept, and later stands beside what the run answered."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+import ipywidgets as w
+
+from dpviz.widgets.looks import sheet
+
+LONGEST_REPR = 109  # ipywidgets cuts a longer one
+
+
+def predict(question: str, options: Sequence[str]) -> Prediction:
+    """Return a question with its possible answers, to be shown by a cell: `guess = dp.predict(...)`, `guess`.
+
+    Nothing is chosen beforehand. `guess.reveal(answer, evidence=...)` tells later how it went. Raises ValueError unless
+    there are at least two different options.
+    """
+    return Prediction(question, options)
+
+
+class Prediction(w.VBox):
+    """A question that keeps the learner's guess in `.guess` (None until one is made)."""
+
+    def __init__(self, question: str, options: Sequence[str]):
+        self.question, self.options = question, tuple(options)
+        if isinstance(options, str) or len(self.options) < 2 or len(set(self.options)) < len(self.options):
+            raise ValueError(f"the options are {options!r}, but there must be two or more, each different, in a list.")
+        self._choice = w.RadioButtons(
+            options=self.options, value=None, layout=w.Layout(width="auto", margin="0 0 0 8px"), orientation="vertical"
+        )
+        asked = w.HTML(f"<div class='dpviz-question'>{html.escape(question)}</div>")
+        self._told = w.HTML()
+        super().__init__([w.HTML(sheet()), asked, self._choice, self._told], layout=w.Layout(width="100%"))
+        self.add_class("dpviz-panel")
+
+    @property
+    def guess(self) -> str | None:
+        return self._choice.value
+
+    def __repr__(self) -> str:
+        kept = "no guess yet" if self.guess is None else f"guess: {self.guess}"
+        room = LONGEST_REPR - len(kept) - 3
+        asked = self.question if len(self.question) <= room else self.question[: room - 1] + "…"
+        return f"{asked} ({kept})"[:LONGEST_REPR]
+
+    def reveal(self, answer: str, *, evidence=None) -> None:
+        """Show the measured answer beside the guess, then `evidence`: a figure, a table, or several of them in a list.
+
+        answer: one of the options, as the run decided it. The guess may be missing, as when a notebook runs by itself.
+        Raises ValueError for an answer that was not among the options.
+        """
+        if answer not in self.options:
+            raise ValueError(
+                f"the answer is {answer!r}, but it must be one of the options: {', '.join(map(repr, self.options))}."
+            )
+        from IPython.display import display  # only here, so that a plain script may import the module
+
+        told = Revealed(guess=self.guess, answer=answer)
+        self._told.value = f"<div class='dpviz-told'>{told._repr_html_()}</div>"
+        display(told)
+        for one in evidence if isinstance(evidence, list | tuple) else [] if evidence is None else [evidence]:
+            display(one)
+
+
+class Revealed:
+    """How a guess went: one or two sentences, as text and as HTML."""
+
+    def __init__(self, *, guess: str | None, answer: str):
+        self.guess, self.answer = guess, answer
+
+    def _sentences(self) -> tuple[str, str, str]:
+        measured = f"Measured: {self.answer}."
+        if self.guess is None:
+            return "", measured, "No guess was made this time."
+        if self.guess == self.answer:
+            return "✓ ", measured, "That is what you expected."
+        return "→ ", measured, f"You expected: {self.guess}. The evidence shows where the two part."
+
+    def __repr__(self) -> str:
+        mark, measured, rest = self._sentences()
+        return f"{mark}{measured} {rest}"
+
+    def _repr_html_(self) -> str:
+        mark, measured, rest = (html.escape(part) for part in self._sentences())
+        return f"<div style='font-size:15px;padding:4px 2px'>{mark}<b>{measured}</b> {rest}</div>"

@@ -1,0 +1,128 @@
+"""python -m dpviz as a person or a script meets it: one JSON object on stdout, sentences on stderr, and the right exit status."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dpviz.records import Run
+
+
+def dpviz(*arguments, program=(sys.executable, "-m", "dpviz"), **options):
+    return subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def test_the_numbers_of_the_first_lesson():
+    done = dpviz("run", "equivalence", "--world-size", "4", "--accumulation-steps", "2", "--dtype", "float64", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert set(answer) == {"experiment", "config", "environment", "facts", "wire"}
+    facts = answer["facts"]
+    assert facts["gradients_equal"] is True
+    assert facts["max_rel_error"] < 1e-12
+    assert facts["ranks_identical"] is True
+    for sent, predicted, framing in zip(facts["wire_bytes"], facts["wire_bytes_predicted"], facts["framing_bytes_predicted"], strict=True):
+        assert abs(sent - predicted) < 0.02 * predicted
+        assert predicted - framing == 1.5 * facts["gradient_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "equivalence", "--world-size", "0"], "world_size is 0"),
+        (["run", "equivalence", "--world-size", "-1"], "world_size is -1"),
+        (["run", "equivalence", "--world-size", "2.5"], "a whole number from 1 to 32"),
+        (["run", "equivalence", "--world-size", "four"], "world_size is 'four'"),
+        (["run", "equivalence", "--world-size", "10000"], "from 1 to 32"),
+        (["run", "equivalence", "--accumulation-steps", "0"], "accumulation_steps is 0"),
+        (["run", "equivalence", "--dtype", "float8"], "Did you mean float64?"),
+        (["run", "equivalence", "--average", "maybe"], "average is 'maybe', but it must be true or false"),
+        (["run", "equivalence", "--lr", "nan"], "lr is nan"),
+        (["run", "equivalence", "--microbatch", "2"], "Did you mean --micro-batch?"),
+        (["run", "equivalence", "--seed"], "--seed has no value"),
+        (["run", "equivalence", "--seed", "1", "--seed", "2"], "--seed was given twice"),
+        (["run", "equivalence", "4"], "'4' is not an option"),
+        (["run", "equivalence", "--timeout", "soon"], "timeout is 'soon'"),
+        (["run", "equivalence", "--timeout", "-1"], "timeout is -1.0"),
+        (["run", "equivalence", "--out", "/no/such/folder/run.json"], "no file can be written there"),
+        (["run", "equivalents"], "The experiments are: equivalence"),
+        (["rum"], "The commands are: list, run, start, doctor"),
+        (["list", "all"], "list takes no 'all'"),
+    ],
+)
+def test_what_is_wrong_is_a_sentence_at_once(arguments, sentence):
+    began = time.monotonic()
+    done = dpviz(*arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert time.monotonic() - began < 5  # no rank was started, and no torch imported
+
+
+def test_without_json_a_person_can_read_it():
+    done = dpviz("run", "equivalence", "--world-size", "2", "--model", "weight", "--data", "count", "--micro-batch", "3", "--reduction", "sum")
+    assert "2 ranks, gloo" in done.stdout.splitlines()[0]
+    assert "gradient_norm            10.5" in done.stdout
+    assert "reference_norm           21" in done.stdout
+
+
+def test_the_run_is_saved_and_read_again(tmp_path):
+    file = tmp_path / "run.json"
+    done = dpviz("run", "equivalence", "--world-size", "2", "--out", str(file), "--json")
+    run = Run.load(file)
+    assert json.loads(done.stdout)["facts"] == run.facts
+    assert run.frame()["rank"].tolist() == [0, 1]
+    assert run.collectives[0][0].name == "all_reduce"
+
+
+def test_list_names_every_field():
+    done = dpviz("list")
+    assert done.stdout.startswith("equivalence: Do k ranks")
+    assert "--accumulation-steps" in done.stdout and "a whole number from 1 to 64" in done.stdout
+    assert dpviz("run", "equivalence", "--help").stdout == done.stdout
+
+
+def test_under_torchrun_one_object_from_rank_0():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dpviz"]
+    options = ["run", "equivalence", "--dtype", "float64", "--accumulation-steps", "2", "--json"]
+    done = dpviz(*options, "--world-size", "2", program=torchrun)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["environment"]["launcher"] == "torchrun"
+    on_the_pool = json.loads(dpviz(*options, "--world-size", "2").stdout)
+    assert answer["facts"] == on_the_pool["facts"]
+
+    wrong = dpviz(*options, "--world-size", "3", program=torchrun)
+    assert wrong.returncode != 0
+    assert "world_size is 3, but torchrun has 2 ranks" in wrong.stderr
+    assert wrong.stdout == ""
+
+
+def test_ctrl_c_ends_it_with_status_130():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dpviz", "run", "equivalence", "--steps", "50", "--accumulation-steps", "64", "--micro-batch", "256", "--world-size", "8"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "interrupted"
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can become somebody else; as an ordinary user every test shows it")
+def test_an_ordinary_user_can_run_it(tmp_path):
+    nobody = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/", "env": {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}}
+    try:
+        subprocess.run([sys.executable, "-c", "import dpviz, torch"], check=True, capture_output=True, **nobody)
+    except (subprocess.CalledProcessError, PermissionError):
+        pytest.skip("this Python, or dpviz, lies where an ordinary user may not read")
+    done = dpviz("run", "equivalence", "--world-size", "4", "--json", **nobody)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["facts"]["gradients_equal"]

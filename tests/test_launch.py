@@ -1,0 +1,246 @@
+"""launch: what travels, what comes back, and what is put back."""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+
+import dpviz
+from dpviz.ranks.launch import launch, start
+
+
+def rank_and_size(config):
+    return dist.get_rank(), dist.get_world_size(), dist.get_backend()
+
+
+def test_results_come_in_the_order_of_ranks():
+    run = launch(rank_and_size, world_size=4)
+    assert run.results == [(rank, 4, "gloo") for rank in range(4)]
+    assert run.environment.launcher == "pool"
+    assert run.experiment == "rank_and_size"
+
+
+def test_records_stream_while_the_launch_runs():
+    def slow(config):
+        for step in range(3):
+            yield dpviz.Step(step=step, loss=float(dist.get_rank()))
+            time.sleep(0.3)
+        return "end"
+
+    arrived = []
+    run = launch(slow, world_size=2, on_record=lambda rank, record: arrived.append((time.monotonic(), rank, record.step)))
+    ended = time.monotonic()
+    assert run.results == ["end", "end"]
+    assert [step for _, rank, step in arrived if rank == 1] == [0, 1, 2]
+    assert ended - arrived[0][0] > 0.5
+    assert run.frame().query("rank == 1")["step"].tolist() == [0, 1, 2]
+
+
+def test_callbacks_run_in_the_calling_thread_and_their_errors_reach_it():
+    def refuse(rank, record):
+        assert threading.current_thread() is threading.main_thread()
+        raise LookupError("not this record")
+
+    def one(config):
+        yield 1
+
+    with pytest.raises(LookupError, match="not this record"):
+        launch(one, world_size=2, on_record=refuse)
+    assert launch(rank_and_size, world_size=2).results[1][0] == 1
+
+
+def test_prints_keep_their_order_and_their_rank(capsys):
+    def talk(config):
+        print("first")
+        os.write(2, b"second, past Python\n")
+        print("third, no newline", end="")
+
+    run = launch(talk, world_size=2)
+    assert run.prints == [["first", "second, past Python", "third, no newline"]] * 2
+    assert "[rank 1] second, past Python" in capsys.readouterr().out.splitlines()
+
+
+def test_too_many_prints_are_cut_and_it_is_said():
+    def shout(config):
+        for number in range(5000):
+            print(number)
+        print("x" * 10_000)
+
+    lines = launch(shout, world_size=2, on_print=lambda *_: None).prints[1]
+    assert lines[:1000] == [str(number) for number in range(1000)]
+    assert lines[1000:] == ["… 4001 more lines not shown"]
+
+
+def test_equal_seeds_everywhere_and_different_ones_on_request():
+    def draw(config):
+        first = torch.rand(1).item(), random.random(), numpy.random.rand()
+        dpviz.seed_by_rank(7)
+        return first, (torch.rand(1).item(), random.random(), numpy.random.rand())
+
+    for _ in range(2):  # a warm rank starts again, too
+        zero, one = launch(draw, world_size=2).results
+        assert zero[0] == one[0]
+        assert all(a != b for a, b in zip(zero[1], one[1], strict=True))
+    assert launch(draw, world_size=2).results[1] == one
+
+
+def test_a_warm_rank_forgets_settings_of_the_last_experiment():
+    def set_default(config):
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(2)
+
+    def ask(config):
+        return torch.ones(1).dtype, torch.get_num_threads()
+
+    launch(set_default, world_size=2)
+    assert launch(ask, world_size=2).results[0] == (torch.float32, 1)
+
+
+def test_enums_and_classes_keep_their_identity():
+    def is_the_same(config):
+        return config["reduce"] is dist.ReduceOp.SUM or config["reduce"] == dist.ReduceOp.SUM, config["step"] is dpviz.Step
+
+    assert launch(is_the_same, {"reduce": dist.ReduceOp.SUM, "step": dpviz.Step}, world_size=2).results == [(True, True)] * 2
+
+
+def test_an_edited_helper_module_means_fresh_ranks(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helper = tmp_path / "helper_of_this_test.py"
+    helper.write_text("def value(config):\n    return 1\n")
+    import helper_of_this_test
+
+    assert launch(helper_of_this_test.value, world_size=2).results == [1, 1]
+    helper.write_text("def value(config):\n    return 2\n")
+    os.utime(helper, (time.time() + 5, time.time() + 5))
+    assert launch(helper_of_this_test.value, world_size=2).results == [2, 2]
+
+
+def test_what_cannot_travel_is_a_sentence():
+    lock = threading.Lock()
+
+    def holds(config):
+        return lock
+
+    with pytest.raises(ValueError, match="holds cannot be sent to the ranks.*lock.*inside the function"):
+        launch(holds, world_size=2)
+    assert launch(rank_and_size, world_size=2).results[1][0] == 1
+
+
+def test_what_cannot_come_back_is_a_sentence():
+    def returns_a_lock(config):
+        return threading.Lock()
+
+    def yields_a_socket(config):
+        yield socket.socket()
+
+    with pytest.raises(dpviz.RankError, match="returned cannot be sent back.*Give numbers"):
+        launch(returns_a_lock, world_size=2)
+    with pytest.raises(dpviz.RankError, match="yielded cannot be sent back"):
+        launch(yields_a_socket, world_size=2)
+    assert launch(rank_and_size, world_size=2).results[1][0] == 1
+
+
+@pytest.mark.parametrize("world_size", [0, -1, 2.5, "four", 10_000, True, None])
+def test_a_wrong_world_size_is_a_sentence(world_size):
+    with pytest.raises(ValueError, match="world_size is .*, but it must be a whole number from 1 to 32"):
+        launch(rank_and_size, world_size=world_size)
+
+
+@pytest.mark.parametrize("timeout", [0, -3, "soon", float("nan"), float("inf"), True])
+def test_a_wrong_timeout_is_a_sentence(timeout):
+    with pytest.raises(ValueError, match="timeout is .* number of seconds"):
+        launch(rank_and_size, world_size=2, timeout=timeout)
+
+
+def test_a_called_function_is_not_an_experiment():
+    with pytest.raises(ValueError, match="give the function itself, without calling it"):
+        launch(3, world_size=2)
+
+
+class TestOneRankRunsHere:
+    def test_in_this_process(self):
+        run = launch(lambda config: (os.getpid(), dist.get_rank(), dist.get_world_size()), world_size=1)
+        assert run.results == [(os.getpid(), 0, 1)]
+        assert run.environment.launcher == "in-process"
+        assert not dist.is_initialized()
+
+    def test_what_it_changes_is_put_back(self):
+        def disturb(config):
+            torch.set_default_dtype(torch.float64)
+            torch.manual_seed(99)
+            random.seed(99)
+
+        torch.manual_seed(5)
+        expected = torch.rand(3)
+        torch.manual_seed(5)
+        state, threads, interface = random.getstate(), torch.get_num_threads(), os.environ.get("GLOO_SOCKET_IFNAME")
+        launch(disturb, world_size=1)
+        assert torch.equal(torch.rand(3), expected)
+        assert random.getstate() == state
+        assert torch.get_default_dtype() == torch.float32
+        assert torch.get_num_threads() == threads
+        assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
+
+    def test_its_exception_is_the_users_own(self):
+        def fails(config):
+            raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            launch(fails, world_size=1)
+        assert not dist.is_initialized()
+        assert launch(rank_and_size, world_size=1).results == [(0, 1, "gloo")]
+
+
+def test_without_fork_ranks_are_spawned(monkeypatch):
+    """The stand-in for platforms without a safe fork, in an interpreter of its own: results, prints, blame, and nothing left."""
+    code = """
+        import os, signal, dpviz, psutil
+        import torch, torch.distributed as dist
+
+        def total(config):
+            print("hello")
+            x = torch.ones(2)
+            dist.all_reduce(x)
+            return x[0].item()
+
+        def dies(config):
+            if dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.barrier()
+
+        run = dpviz.launch(total, world_size=2)
+        assert run.results == [2.0, 2.0] and run.prints == [["hello"]] * 2, run
+        assert run.environment.start_method == "spawn"
+        try:
+            dpviz.launch(dies, world_size=2, timeout=5)
+        except dpviz.RankError as error:
+            assert error.ranks == [1] and "SIGKILL" in error.why, error.report
+        assert dpviz.launch(total, world_size=3).results == [3.0] * 3
+        from dpviz.ranks import jobs
+        jobs.close()
+        assert not psutil.Process().children()
+        print("as expected")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "DPVIZ_START_METHOD": "spawn"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.stdout.endswith("as expected\n"), done.stdout + done.stderr
+
+
+def test_jobs_of_several_threads_take_turns():
+    jobs = [start(rank_and_size, world_size=size) for size in (2, 3, 2, 4)]
+    assert [len(job.result(30).results) for job in jobs] == [2, 3, 2, 4]

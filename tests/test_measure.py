@@ -1,0 +1,71 @@
+"""Bytes from the kernel, collectives from torch's recorder, fingerprints of a rank's state."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dpviz.measure import fingerprint
+from dpviz.ranks.launch import launch
+from dpviz.theory import traffic
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+@pytest.mark.parametrize("elements", [1, 10, 1000, 1 << 18])
+def test_the_kernels_count_of_an_all_reduce_is_the_formulas_to_the_byte(world_size, elements):
+    def once(config):
+        dist.all_reduce(torch.ones(elements))
+
+    expected = traffic.gloo_all_reduce(elements, world_size, element_size=4)
+    assert [wire.sent for wire in launch(once, world_size=world_size).wire] == [sent.payload + sent.framing for sent in expected]
+
+
+def test_what_one_sends_the_others_receive():
+    def once(config):
+        dist.broadcast(torch.ones(1 << 16), 0)
+
+    wire = launch(once, world_size=4).wire
+    assert sum(one.sent for one in wire) == sum(one.received for one in wire)
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 5, 8])
+def test_a_broadcast_is_a_binomial_tree(world_size):
+    def once(config):
+        dist.broadcast(torch.ones(1000), 0)
+
+    copies, framing = traffic.broadcast_bytes(4000, world_size), traffic.broadcast_framing_bytes(world_size)
+    assert [wire.sent for wire in launch(once, world_size=world_size).wire] == [a + b for a, b in zip(copies, framing, strict=True)]
+
+
+def test_a_launch_counts_only_itself():
+    def once(config):
+        dist.all_reduce(torch.ones(config))
+
+    small, large, again = (launch(once, size, world_size=2).wire[0].sent for size in (100, 100_000, 100))
+    assert small == again < large
+    assert launch(lambda config: None, world_size=4).wire[0].sent == 0
+
+
+def test_collectives_are_recorded_in_order_with_their_shapes():
+    def some(config):
+        dist.all_reduce(torch.ones(2, 3))
+        dist.broadcast(torch.ones(5, dtype=torch.float64), 0)
+        dist.barrier()
+
+    for _ in range(2):  # a warm rank's older ones are left out
+        run = launch(some, world_size=2)
+        assert [str(entry) for entry in run.collectives[1]] == ["all_reduce of [2, 3]", "broadcast of [5]", "barrier"]
+        assert [entry.payload for entry in run.collectives[1]] == [24, 40, 0]
+
+
+def test_a_digest_sees_one_bit():
+    tensors = [torch.ones(3, dtype=torch.bfloat16), torch.zeros(2)]
+    before = fingerprint.digest(tensors)
+    assert fingerprint.digest([t.clone() for t in tensors]) == before
+    tensors[1][0] = -0.0
+    assert fingerprint.digest(tensors) != before
+    assert fingerprint.digest([]) == fingerprint.digest(iter(()))
+
+
+def test_a_sample_is_spread_over_all_tensors():
+    assert fingerprint.sample([torch.arange(5.0), torch.arange(5.0, 15.0)]) == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert fingerprint.sample([torch.tensor(3.0)]) == [3.0]

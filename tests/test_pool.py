@@ -1,0 +1,216 @@
+"""The warm pool under everything that goes wrong: who is blamed, how soon, and whether the next launch is right."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dpviz
+from dpviz.ranks import jobs
+from dpviz.ranks.launch import launch, start
+
+
+def total(config):
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    return x[0].item()
+
+
+def dies_in_the_middle(config):
+    for step in range(1000):
+        if dist.get_rank() == 2 and step == 3:
+            threading.Timer(0.01, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        dist.all_reduce(torch.ones(1 << 22))
+
+
+def exits_early(config):
+    if dist.get_rank() == 1:
+        os._exit(0)
+    dist.all_reduce(torch.ones(4))
+
+
+def raises(config):
+    if dist.get_rank() == 1:
+        raise KeyError("planted")
+    dist.barrier()
+
+
+def all_raise(config):
+    raise ValueError("no rank likes this")
+
+
+def skips(config):
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 1:
+        time.sleep(60)
+    dist.all_reduce(torch.ones(5, 2))
+
+
+def returns_without_the_last(config):
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() != 3:
+        dist.all_reduce(torch.ones(5, 2))
+
+
+def is_stopped(config):
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(4))
+
+
+def is_busy_in_ddp(config):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    loss = model(torch.ones(2, 64)).sum()
+    while dist.get_rank() == 1:
+        pass
+    loss.backward()
+
+
+def mismatched_shapes(config):
+    dist.all_reduce(torch.ones(8 if dist.get_rank() == 0 else 4))
+
+
+def mismatched_order(config):
+    if dist.get_rank() == 0:
+        dist.broadcast(torch.ones(4), 1)
+    else:
+        dist.all_reduce(torch.ones(4))
+
+
+def says_nothing(config):
+    time.sleep(60)
+
+
+FAULTS = [
+    # fault, whose, at the latest after s (timeout is 3 s), what the report says
+    (dies_in_the_middle, [2], 2, "was ended by SIGKILL"),
+    (exits_early, [1], 2, "exited with status 0"),
+    (raises, [1], 2, "rank 0 waited in barrier"),
+    (all_raise, [0, 1, 2, 3], 2, "no rank likes this"),
+    (skips, [1], 4, "all_reduce of [5, 2]"),
+    (returns_without_the_last, [3], 4, "rank 3 returned"),
+    (is_stopped, [1], 4, "rank 1 did not answer"),
+    (is_busy_in_ddp, [1], 4, "in is_busy_in_ddp"),
+    (mismatched_shapes, [0], 4, "all_reduce of [8]"),
+    (mismatched_order, [0], 4, "broadcast of [4]"),
+]
+
+
+@pytest.mark.parametrize(("fault", "guilty", "seconds", "said"), FAULTS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_fault_is_blamed_on_its_rank_and_the_next_launch_is_right(fault, guilty, seconds, said):
+    launch(total, world_size=4)
+    began = time.monotonic()
+    with pytest.raises(dpviz.RankError) as caught:
+        launch(fault, world_size=4, timeout=3)
+    took = time.monotonic() - began
+    error = caught.value
+    assert error.ranks == guilty, error.report
+    assert said in f"{error.why}\n{error.report}"
+    assert len(error.report.splitlines()) == 4
+    assert took < seconds, f"{took:.2f} s\n{error.report}"
+    assert launch(total, world_size=4).results == [4.0] * 4
+
+
+def test_silence_ends_a_launch_after_twice_the_timeout():
+    began = time.monotonic()
+    with pytest.raises(dpviz.RankError, match="for 1 s") as caught:
+        launch(says_nothing, world_size=2, timeout=0.5)
+    assert 1 <= time.monotonic() - began < 2
+    assert caught.value.ranks == [0, 1]
+
+
+def test_the_message_is_the_same_each_time():
+    def message(fault):
+        with pytest.raises(dpviz.RankError) as caught:
+            launch(fault, world_size=4, timeout=1)
+        return str(caught.value)
+
+    for fault in (skips, raises, exits_early):
+        assert message(fault) == message(fault)
+
+
+def test_a_traceback_names_the_users_lines_and_none_of_ours():
+    with pytest.raises(dpviz.RankError) as caught:
+        launch(raises, world_size=2)
+    error = caught.value
+    assert error.kind == "KeyError"
+    assert error.frames[-1][2] == "raises"
+    assert os.path.basename(error.frames[-1][0]) == "test_pool.py"
+    assert 'raise KeyError("planted")' in error.traceback
+    assert "dpviz/ranks" not in error.traceback
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 8, 32, 3])
+def test_the_world_size_may_change(world_size):
+    job = start(total, world_size=world_size)
+    assert job.result().results == [float(world_size)] * world_size
+
+
+def test_mismatched_shapes_are_found_even_where_every_rank_returns():
+    def caught_by_the_user(config):
+        try:
+            dist.all_reduce(torch.ones(8 if dist.get_rank() == 0 else 4))
+        except RuntimeError:
+            pass
+
+    with pytest.raises(dpviz.RankError, match="do not agree in collective 1") as caught:
+        launch(caught_by_the_user, world_size=4, timeout=1)
+    assert caught.value.ranks == [0]
+
+
+def test_stop_ends_only_its_own_job():
+    stopped, kept = start(says_nothing, world_size=4), start(total, world_size=2)
+    time.sleep(0.2)
+    began = time.monotonic()
+    stopped.stop()
+    assert time.monotonic() - began < 0.3
+    with pytest.raises(dpviz.Stopped):
+        stopped.result()
+    assert kept.result(10).results == [2.0, 2.0]
+    kept.stop()  # too late, and harmless
+    assert launch(total, world_size=4).results == [4.0] * 4
+
+
+def test_a_job_that_waits_for_its_turn_can_be_stopped():
+    running, waiting = start(says_nothing, world_size=2), start(total, world_size=2)
+    waiting_stopper = threading.Thread(target=waiting.stop)
+    waiting_stopper.start()
+    running.stop()
+    waiting_stopper.join(5)
+    with pytest.raises(dpviz.Stopped):
+        waiting.result(5)
+
+
+def test_an_interrupt_ends_the_launch_within_a_second():
+    launch(total, world_size=4)
+    main = threading.main_thread().ident
+    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launch(says_nothing, world_size=4)
+    assert time.monotonic() - began < 1.3
+    assert launch(total, world_size=4).results == [4.0] * 4
+
+
+def test_a_killed_server_is_replaced():
+    launch(total, world_size=2)
+    os.kill(jobs._owner.pool.source.process.pid, signal.SIGKILL)
+    time.sleep(0.2)
+    assert launch(total, world_size=2).results == [2.0] * 2
+    job = start(says_nothing, world_size=2)
+    time.sleep(0.3)
+    os.kill(jobs._owner.pool.source.process.pid, signal.SIGKILL)
+    with pytest.raises(dpviz.RankError, match="server ended"):
+        job.result(5)
+    assert launch(total, world_size=2).results == [2.0] * 2
+
+
+def test_a_killed_idle_rank_is_replaced():
+    launch(total, world_size=4)
+    os.kill(jobs._owner.pool.pids()[3], signal.SIGKILL)
+    time.sleep(0.1)
+    assert launch(total, world_size=4).results == [4.0] * 4
