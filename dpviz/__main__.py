@@ -3,8 +3,8 @@
     python -m dpviz run equivalence --world-size 4 --accumulation-steps 2 --dtype float64 --json
     torchrun --standalone --nproc-per-node 4 -m dpviz run equivalence --world-size 4 --json
 
-A field of the experiment's Config is an option: accumulation_steps is --accumulation-steps 2, a boolean --average false.
-Exit status: 0 done, 1 a rank failed, 2 something given was wrong, 130 interrupted.
+A field of the experiment's Config is an option: accumulation_steps is --accumulation-steps 2, a boolean --average
+false. Exit status: 0 done, 1 a rank failed, 2 something given was wrong, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(__doc__.strip())
             return 0
         if command not in COMMANDS:
-            raise ValueError(f"there is no command {command!r}. The commands are: {', '.join(COMMANDS)}. See python -m dpviz --help.")
+            raise ValueError(
+                f"there is no command {command!r}. The commands are: {', '.join(COMMANDS)}. See python -m dpviz --help."
+            )
         return COMMANDS[command](rest)
     except ValueError as error:
         print(error, file=sys.stderr)
@@ -47,7 +49,10 @@ def list_questions(arguments: list[str]) -> int:
     for name, (_, question) in questions.QUESTIONS.items():
         print(f"{name}: {question}")
         for field in fields_of(questions.config_class(name)):
-            print(f"  --{field.name.replace('_', '-'):<20} {field.allowed()} (default {_written(field.default)}): {field.help}")
+            print(
+                f"  --{field.name.replace('_', '-'):<20} {field.allowed()}"
+                f" (default {_written(field.default)}): {field.help}"
+            )
     return 0
 
 
@@ -55,14 +60,21 @@ def run(arguments: list[str]) -> int:
     """Run an experiment and print its facts, or with --json one JSON object and nothing else on stdout."""
     name, *rest = arguments or [""]
     if name in ("", "--help", "-h"):
-        print(f"python -m dpviz run NAME --world-size {WORLD_SIZE.default} --FIELD VALUE ... [--json] [--out FILE] [--timeout SECONDS]")
+        print(
+            f"python -m dpviz run NAME --world-size {WORLD_SIZE.default} --FIELD VALUE ..."
+            " [--json] [--out FILE] [--timeout SECONDS]"
+        )
         return list_questions([])
     config_class = questions.config_class(name)
     texts = _options(rest)
     if texts.pop("help", False) or texts.pop("h", False):
         return list_questions([])
     given = {key: texts.pop(key, default) for key, default in RUN_OPTIONS.items()}
-    config, world_size, timeout = parse(config_class, texts), check_world_size(given["world_size"]), _seconds(given["timeout"])
+    config, world_size, timeout = (
+        parse(config_class, texts),
+        check_world_size(given["world_size"]),
+        _seconds(given["timeout"]),
+    )
     config.check_world_size(world_size)
     out = _writable(given["out"])
 
@@ -133,7 +145,9 @@ def _seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"timeout is {text!r}, but it must be a number of seconds, for example --timeout 60.") from None
+        raise ValueError(
+            f"timeout is {text!r}, but it must be a number of seconds, for example --timeout 60."
+        ) from None
 
 
 def _writable(path: str | None) -> Path | None:
@@ -142,7 +156,10 @@ def _writable(path: str | None) -> Path | None:
         return None
     file = Path(path)
     if file.is_dir() or not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ValueError(f"--out is {path!r}, but no file can be written there. Give a file name in a folder that exists and that you may write to.")
+        raise ValueError(
+            f"--out is {path!r}, but no file can be written there. "
+            "Give a file name in a folder that exists and that you may write to."
+        )
     return file
 
 
@@ -161,7 +178,13 @@ def _told(done) -> str:
 def _written(value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value) if isinstance(value, dict | list) else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return (
+        json.dumps(value)
+        if isinstance(value, dict | list)
+        else f"{value:.6g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 if __name__ == "__main__":

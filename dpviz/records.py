@@ -1,7 +1,8 @@
 """What a run leaves behind: plain dataclasses that a figure, a test or another machine can read.
 
-Nothing here knows torch, processes or widgets. A `Run` holds one entry a rank in each of `results`, `records` and `wire`; the
-figures take a `Run` and nothing else, so that one recorded on a cluster and loaded from a file is drawn like one made just now.
+Nothing here knows torch, processes or widgets. A `Run` holds one entry a rank in each of `results`, `records` and
+`wire`; the figures take a `Run` and nothing else, so that one recorded on a cluster and loaded from a file is drawn
+like one made just now.
 """
 
 from __future__ import annotations
@@ -18,13 +19,26 @@ COUNTED = "counted, not measured"
 ALONE = "one rank: nothing to send"
 
 # torch's names of element types, as its flight recorder writes them
-_ITEM_BYTES = {"Double": 8, "Float": 4, "BFloat16": 2, "Half": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1}
+_ITEM_BYTES = {
+    "Double": 8,
+    "Float": 4,
+    "BFloat16": 2,
+    "Half": 2,
+    "Long": 8,
+    "Int": 4,
+    "Short": 2,
+    "Char": 1,
+    "Byte": 1,
+    "Bool": 1,
+}
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What a rank yields after one optimizer update: its number from 0, the rank's own loss, and anything else by name."""
+    """What a rank yields after one optimizer update: its number from 0, the rank's own loss, and anything else by
+    name.
+    """
 
     step: int
     loss: float | None = None
@@ -33,7 +47,9 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that took time: `start_s` and `end_s` in seconds on the host's one monotonic clock, `lane` where it is drawn."""
+    """Something that took time: `start_s` and `end_s` in seconds on the host's one monotonic clock, `lane` where it
+    is drawn.
+    """
 
     name: str
     start_s: float
@@ -43,7 +59,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective a rank issued: `number` counts from 1 within its `group`; `shapes` and `dtypes` are those of its input."""
+    """One collective a rank issued: `number` counts from 1 within its `group`; `shapes` and `dtypes` are those of its
+    input.
+    """
 
     group: str
     number: int
@@ -112,7 +130,9 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def frame(self):
-        """Return the records as a tidy pandas DataFrame: a row a record, `rank` first, then `step`, `loss` and each named value."""
+        """Return the records as a tidy pandas DataFrame: a row a record, `rank` first, then `step`, `loss` and each
+        named value.
+        """
         import pandas
 
         rows = [{"rank": rank, **_columns(record)} for rank, records in enumerate(self.records) for record in records]
@@ -132,13 +152,20 @@ class Run:
 
     def save(self, path: str | Path) -> None:
         """Write the whole run as JSON. Raises ValueError where a result holds something that JSON cannot."""
-        more = {"results": self.results, "records": self.records, "collectives": self.collectives, "prints": self.prints}
+        more = {
+            "results": self.results,
+            "records": self.records,
+            "collectives": self.collectives,
+            "prints": self.prints,
+        }
         text = json.dumps({**self.answer(), **plain(more)}, indent=1)
         Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Run:
-        """Read a run that `save` wrote. Arrays come back as lists, records as `Step`s. Raises ValueError if it is none."""
+        """Read a run that `save` wrote. Arrays come back as lists, records as `Step`s. Raises ValueError if it is
+        none.
+        """
         try:
             saved = json.loads(Path(path).read_text(encoding="utf-8"))
             return cls(
@@ -153,7 +180,10 @@ class Run:
                 facts=_restored(saved["facts"]),
             )
         except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} does not hold a run of dpviz: {type(error).__name__} {error}. Give a file that Run.save or --out wrote.") from error
+            raise ValueError(
+                f"{path} does not hold a run of dpviz: {type(error).__name__} {error}. "
+                "Give a file that Run.save or --out wrote."
+            ) from error
 
 
 def plain(value: Any) -> Any:
@@ -161,7 +191,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, bool | int | str | None):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return (
+            value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        )
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -171,7 +203,8 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return plain(value.tolist())
     raise ValueError(
-        f"a {type(value).__name__} cannot be written as JSON. Return numbers, strings, lists, dicts, arrays or dataclasses of these from the experiment."
+        f"a {type(value).__name__} cannot be written as JSON. "
+        "Return numbers, strings, lists, dicts, arrays or dataclasses of these from the experiment."
     )
 
 

@@ -15,8 +15,13 @@ def run():
 
 
 def test_the_same_is_the_same(run):
-    assert dpviz.check_same_gradients(run, run) == "Same gradient on every rank of both runs (relative difference below 1e-06)."
-    assert dpviz.check_same_trajectory(run, run) == "Same trajectory over 3 steps on every rank (difference below 1e-06)."
+    assert (
+        dpviz.check_same_gradients(run, run)
+        == "Same gradient on every rank of both runs (relative difference below 1e-06)."
+    )
+    assert (
+        dpviz.check_same_trajectory(run, run) == "Same trajectory over 3 steps on every rank (difference below 1e-06)."
+    )
 
 
 def test_a_forgotten_division_is_seen(run):

@@ -1,4 +1,6 @@
-"""python -m dpviz as a person or a script meets it: one JSON object on stdout, sentences on stderr, and the right exit status."""
+"""python -m dpviz as a person or a script meets it: one JSON object on stdout, sentences on stderr, and the right
+exit status.
+"""
 
 import json
 import os
@@ -25,7 +27,9 @@ def test_the_numbers_of_the_first_lesson():
     assert facts["gradients_equal"] is True
     assert facts["max_rel_error"] < 1e-12
     assert facts["ranks_identical"] is True
-    for sent, predicted, framing in zip(facts["wire_bytes"], facts["wire_bytes_predicted"], facts["framing_bytes_predicted"], strict=True):
+    for sent, predicted, framing in zip(
+        facts["wire_bytes"], facts["wire_bytes_predicted"], facts["framing_bytes_predicted"], strict=True
+    ):
         assert abs(sent - predicted) < 0.02 * predicted
         assert predicted - framing == 1.5 * facts["gradient_bytes"]
 
@@ -65,7 +69,20 @@ def test_what_is_wrong_is_a_sentence_at_once(arguments, sentence):
 
 
 def test_without_json_a_person_can_read_it():
-    done = dpviz("run", "equivalence", "--world-size", "2", "--model", "weight", "--data", "count", "--micro-batch", "3", "--reduction", "sum")
+    done = dpviz(
+        "run",
+        "equivalence",
+        "--world-size",
+        "2",
+        "--model",
+        "weight",
+        "--data",
+        "count",
+        "--micro-batch",
+        "3",
+        "--reduction",
+        "sum",
+    )
     assert "2 ranks, gloo" in done.stdout.splitlines()[0]
     assert "gradient_norm            10.5" in done.stdout
     assert "reference_norm           21" in done.stdout
@@ -105,7 +122,21 @@ def test_under_torchrun_one_object_from_rank_0():
 
 def test_ctrl_c_ends_it_with_status_130():
     process = subprocess.Popen(
-        [sys.executable, "-m", "dpviz", "run", "equivalence", "--steps", "50", "--accumulation-steps", "64", "--micro-batch", "256", "--world-size", "8"],
+        [
+            sys.executable,
+            "-m",
+            "dpviz",
+            "run",
+            "equivalence",
+            "--steps",
+            "50",
+            "--accumulation-steps",
+            "64",
+            "--micro-batch",
+            "256",
+            "--world-size",
+            "8",
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -116,9 +147,18 @@ def test_ctrl_c_ends_it_with_status_130():
     assert said.splitlines()[-1] == "interrupted"
 
 
-@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can become somebody else; as an ordinary user every test shows it")
+@pytest.mark.skipif(
+    os.name != "posix" or os.getuid() != 0,
+    reason="only root can become somebody else; as an ordinary user every test shows it",
+)
 def test_an_ordinary_user_can_run_it(tmp_path):
-    nobody = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/", "env": {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}}
+    nobody = {
+        "user": 65534,
+        "group": 65534,
+        "extra_groups": [],
+        "cwd": "/",
+        "env": {"PATH": os.environ["PATH"], "HOME": "/nonexistent"},
+    }
     try:
         subprocess.run([sys.executable, "-c", "import dpviz, torch"], check=True, capture_output=True, **nobody)
     except (subprocess.CalledProcessError, PermissionError):

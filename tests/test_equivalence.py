@@ -1,4 +1,6 @@
-"""k ranks against one process on the whole batch: the facts of the question, its faults, and the cases that go with it."""
+"""k ranks against one process on the whole batch: the facts of the question, its faults, and the cases that go with
+it.
+"""
 
 import dataclasses
 
@@ -16,7 +18,9 @@ def facts(world_size=4, **fields):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize(("model", "data"), [("mlp", "digits"), ("mlp", "text"), ("transformer", "text"), ("transformer", "digits")])
+@pytest.mark.parametrize(
+    ("model", "data"), [("mlp", "digits"), ("mlp", "text"), ("transformer", "text"), ("transformer", "digits")]
+)
 def test_the_average_is_the_gradient_of_the_whole_batch(model, data, dtype):
     found = facts(model=model, data=data, dtype=dtype, accumulation_steps=2)
     assert found["gradients_equal"], found["error_by_tensor"]
@@ -24,9 +28,13 @@ def test_the_average_is_the_gradient_of_the_whole_batch(model, data, dtype):
     assert found["samples"] == 32
 
 
-@pytest.mark.parametrize(("world_size", "accumulation_steps", "micro_batch"), [(2, 1, 1), (3, 5, 2), (8, 2, 4), (5, 3, 7)])
+@pytest.mark.parametrize(
+    ("world_size", "accumulation_steps", "micro_batch"), [(2, 1, 1), (3, 5, 2), (8, 2, 4), (5, 3, 7)]
+)
 def test_whatever_the_shape_of_the_batch(world_size, accumulation_steps, micro_batch):
-    found = facts(world_size, accumulation_steps=accumulation_steps, micro_batch=micro_batch, dtype="float64", norm="layer")
+    found = facts(
+        world_size, accumulation_steps=accumulation_steps, micro_batch=micro_batch, dtype="float64", norm="layer"
+    )
     assert found["max_rel_error"] < 1e-12
 
 
@@ -34,7 +42,9 @@ def test_the_gradients_before_the_all_reduce_differ():
     """Else an implementation that shards nothing, or gives every rank all the data, would pass everything above."""
     results = launch(equivalence.experiment, Config(dtype="float64"), world_size=4).results
     local = numpy.array([result["local"] for result in results])
-    assert all(numpy.linalg.norm(local[i] - local[j]) > 0.1 * numpy.linalg.norm(local[i]) for i in range(4) for j in range(i))
+    assert all(
+        numpy.linalg.norm(local[i] - local[j]) > 0.1 * numpy.linalg.norm(local[i]) for i in range(4) for j in range(i)
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -86,8 +96,12 @@ class TestWhatBreaksIt:
 
     @pytest.mark.parametrize("experiment", [equivalence.experiment, equivalence.experiment_with_ddp])
     @pytest.mark.parametrize("broadcast_buffers", [True, False])
-    def test_buffers_agree_in_each_forward_if_they_are_broadcast_and_differ_after_it(self, broadcast_buffers, experiment):
-        found = launch(experiment, Config(norm="batch", steps=3, broadcast_buffers=broadcast_buffers), world_size=4).facts
+    def test_buffers_agree_in_each_forward_if_they_are_broadcast_and_differ_after_it(
+        self, broadcast_buffers, experiment
+    ):
+        found = launch(
+            experiment, Config(norm="batch", steps=3, broadcast_buffers=broadcast_buffers), world_size=4
+        ).facts
         assert found["buffers_identical_in_forward"] is broadcast_buffers
         assert not found["buffers_identical"]
         assert found["ranks_identical"]
@@ -95,7 +109,10 @@ class TestWhatBreaksIt:
 
 class TestBytes:
     @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
-    @pytest.mark.parametrize("fields", [{}, {"dtype": "float64", "accumulation_steps": 2}, {"norm": "batch"}, {"model": "transformer", "steps": 3}])
+    @pytest.mark.parametrize(
+        "fields",
+        [{}, {"dtype": "float64", "accumulation_steps": 2}, {"norm": "batch"}, {"model": "transformer", "steps": 3}],
+    )
     def test_measured_bytes_are_those_of_the_formula(self, world_size, fields):
         found = facts(world_size, **fields)
         for sent, predicted in zip(found["wire_bytes"], found["wire_bytes_predicted"], strict=True):

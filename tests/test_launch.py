@@ -37,7 +37,9 @@ def test_records_stream_while_the_launch_runs():
         return "end"
 
     arrived = []
-    run = launch(slow, world_size=2, on_record=lambda rank, record: arrived.append((time.monotonic(), rank, record.step)))
+    run = launch(
+        slow, world_size=2, on_record=lambda rank, record: arrived.append((time.monotonic(), rank, record.step))
+    )
     ended = time.monotonic()
     assert run.results == ["end", "end"]
     assert [step for _, rank, step in arrived if rank == 1] == [0, 1, 2]
@@ -107,9 +109,14 @@ def test_a_warm_rank_forgets_settings_of_the_last_experiment():
 
 def test_enums_and_classes_keep_their_identity():
     def is_the_same(config):
-        return config["reduce"] is dist.ReduceOp.SUM or config["reduce"] == dist.ReduceOp.SUM, config["step"] is dpviz.Step
+        return config["reduce"] is dist.ReduceOp.SUM or config["reduce"] == dist.ReduceOp.SUM, config[
+            "step"
+        ] is dpviz.Step
 
-    assert launch(is_the_same, {"reduce": dist.ReduceOp.SUM, "step": dpviz.Step}, world_size=2).results == [(True, True)] * 2
+    assert (
+        launch(is_the_same, {"reduce": dist.ReduceOp.SUM, "step": dpviz.Step}, world_size=2).results
+        == [(True, True)] * 2
+    )
 
 
 def test_an_edited_helper_module_means_fresh_ranks(tmp_path, monkeypatch):
@@ -201,7 +208,9 @@ class TestOneRankRunsHere:
 
 
 def test_without_fork_ranks_are_spawned(monkeypatch):
-    """The stand-in for platforms without a safe fork, in an interpreter of its own: results, prints, blame, and nothing left."""
+    """The stand-in for platforms without a safe fork, in an interpreter of its own: results, prints, blame, and
+    nothing left.
+    """
     code = """
         import os, signal, dpviz, psutil
         import torch, torch.distributed as dist

@@ -16,7 +16,9 @@ def test_the_kernels_count_of_an_all_reduce_is_the_formulas_to_the_byte(world_si
         dist.all_reduce(torch.ones(elements))
 
     expected = traffic.gloo_all_reduce(elements, world_size, element_size=4)
-    assert [wire.sent for wire in launch(once, world_size=world_size).wire] == [sent.payload + sent.framing for sent in expected]
+    assert [wire.sent for wire in launch(once, world_size=world_size).wire] == [
+        sent.payload + sent.framing for sent in expected
+    ]
 
 
 def test_what_one_sends_the_others_receive():
@@ -33,7 +35,9 @@ def test_a_broadcast_is_a_binomial_tree(world_size):
         dist.broadcast(torch.ones(1000), 0)
 
     copies, framing = traffic.broadcast_bytes(4000, world_size), traffic.broadcast_framing_bytes(world_size)
-    assert [wire.sent for wire in launch(once, world_size=world_size).wire] == [a + b for a, b in zip(copies, framing, strict=True)]
+    assert [wire.sent for wire in launch(once, world_size=world_size).wire] == [
+        a + b for a, b in zip(copies, framing, strict=True)
+    ]
 
 
 def test_a_launch_counts_only_itself():

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import dpviz
-from dpviz.ranks import jobs
+from dpviz.ranks import jobs, pool
 from dpviz.ranks.launch import launch, start
 
 
@@ -100,7 +100,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "guilty", "seconds", "said"), FAULTS, ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    ("fault", "guilty", "seconds", "said"), FAULTS, ids=lambda value: getattr(value, "__name__", None)
+)
 def test_a_fault_is_blamed_on_its_rank_and_the_next_launch_is_right(fault, guilty, seconds, said):
     launch(total, world_size=4)
     began = time.monotonic()
@@ -214,3 +216,14 @@ def test_a_killed_idle_rank_is_replaced():
     os.kill(jobs._owner.pool.pids()[3], signal.SIGKILL)
     time.sleep(0.1)
     assert launch(total, world_size=4).results == [4.0] * 4
+
+
+def test_a_teardown_that_stalls_is_replaced_by_new_ranks(monkeypatch):
+    def will_stall(config):
+        dist.destroy_process_group = lambda: time.sleep(100)
+
+    monkeypatch.setattr(pool, "MEET_S", 1)
+    launch(will_stall, world_size=3)
+    began = time.monotonic()
+    assert launch(total, world_size=2).results == [2.0] * 2
+    assert 1 < time.monotonic() - began < 3

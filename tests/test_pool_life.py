@@ -69,7 +69,9 @@ class Kernel:
 
     def begin_stuck(self):
         """Begin a launch that cannot end, and wait until its ranks are in it."""
-        self.client.execute("dpviz.launch(stuck, world_size=4, timeout=300, on_record=lambda *_: print('in', flush=True))")
+        self.client.execute(
+            "dpviz.launch(stuck, world_size=4, timeout=300, on_record=lambda *_: print('in', flush=True))"
+        )
         seen = 0
         while seen < 4:
             message = self.client.get_iopub_msg(timeout=30)
@@ -214,13 +216,16 @@ if __name__ == "__main__":
 """
 
 
-MEMORY = OURS.replace("world_size=4", "world_size=8") + """
+MEMORY = (
+    OURS.replace("world_size=4", "world_size=8")
+    + """
     import psutil
     server = psutil.Process(jobs._owner.pool.source.process.pid)
     everybody = [server, *server.children()]
     assert len(everybody) == 9
     print(sum(p.memory_full_info().pss for p in everybody) / 1e6)
 """
+)
 
 
 def test_eight_ranks_and_their_server_fit_in_450_mb():
@@ -238,7 +243,9 @@ def test_ahead_of_spawn_cold_and_warm(tmp_path):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(code))
         began = time.perf_counter()
-        subprocess.run([sys.executable, str(script)], check=True, timeout=180, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
+        subprocess.run(
+            [sys.executable, str(script)], check=True, timeout=180, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        )
         return time.perf_counter() - began
 
     spawn, ours = seconds(SPAWN), seconds(OURS)
@@ -249,7 +256,10 @@ def test_ahead_of_spawn_cold_and_warm(tmp_path):
         launch(ddp_gradient, world_size=4)
         warm.append(time.perf_counter() - began)
     median = statistics.median(warm)
-    print(f"spawn {spawn:.2f} s, dpviz in a new interpreter {ours:.2f} s ({ours / spawn:.2f}), warm {1000 * median:.0f} ms ({spawn / median:.0f} times faster)")
+    print(
+        f"spawn {spawn:.2f} s, dpviz in a new interpreter {ours:.2f} s ({ours / spawn:.2f}), "
+        f"warm {1000 * median:.0f} ms ({spawn / median:.0f} times faster)"
+    )
     assert ours < spawn * 2 / 3
     assert spawn / median > 50
     assert median < 0.1

@@ -30,7 +30,15 @@ def test_every_question_has_its_experiment():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("accumulation_steps", 0), ("accumulation_steps", 2.0), ("accumulation_steps", True), ("average", 1), ("dtype", "float8"), ("lr", float("inf")), ("lr", "0.1")],
+    [
+        ("accumulation_steps", 0),
+        ("accumulation_steps", 2.0),
+        ("accumulation_steps", True),
+        ("average", 1),
+        ("dtype", "float8"),
+        ("lr", float("inf")),
+        ("lr", "0.1"),
+    ],
 )
 def test_a_wrong_value_is_a_sentence(field, value):
     with pytest.raises(ValueError, match=rf"^{field} is .*, but it must be .*\.$|Did you mean"):
@@ -53,5 +61,8 @@ def test_world_sizes(good):
 
 
 def test_a_config_and_the_list_need_no_torch():
-    code = "import sys, dpviz.questions as q; [q.config_class(n)() for n in q.QUESTIONS]; import dpviz.ranks.launch; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, dpviz.questions as q; [q.config_class(n)() for n in q.QUESTIONS]; "
+        "import dpviz.ranks.launch; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

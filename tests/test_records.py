@@ -10,13 +10,25 @@ import pytest
 from dpviz.records import MEASURED, Collective, Environment, Event, Run, Step, Wire, plain
 
 ENVIRONMENT = Environment(
-    world_size=2, backend="gloo", launcher="pool", start_method="fork", cores=2, link="loopback", wire=MEASURED, torch="2", python="3", platform="Linux"
+    world_size=2,
+    backend="gloo",
+    launcher="pool",
+    start_method="fork",
+    cores=2,
+    link="loopback",
+    wire=MEASURED,
+    torch="2",
+    python="3",
+    platform="Linux",
 )
 RUN = Run(
     experiment="made_up",
     config={"lr": 0.1},
     results=[{"vector": numpy.array([1.0, math.nan])}, {"vector": [math.inf, -math.inf]}],
-    records=[[Step(step=0, loss=1.5, values={"norm": 2.0})], [Event(name="send", start_s=0.0, end_s=0.5, lane="wire"), {"free": 1}]],
+    records=[
+        [Step(step=0, loss=1.5, values={"norm": 2.0})],
+        [Event(name="send", start_s=0.0, end_s=0.5, lane="wire"), {"free": 1}],
+    ],
     wire=[Wire(sent=1, received=2), Wire()],
     environment=ENVIRONMENT,
     collectives=[[Collective("0", 1, "all_reduce", ((2, 3),), ("Float",))], []],

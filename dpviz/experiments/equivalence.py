@@ -1,4 +1,5 @@
-"""Do k ranks compute the gradient of the whole batch? One data-parallel update by hand, beside one process on all the samples.
+"""Do k ranks compute the gradient of the whole batch? One data-parallel update by hand, beside one process on all the
+samples.
 
     python -m dpviz run equivalence --world-size 4 --accumulation-steps 2 --dtype float64 --json
 
@@ -26,7 +27,9 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 
 def experiment(config):
-    """Train `config.steps` updates on this rank. Yields a Step an update; returns this rank's vectors and sizes (see `Witness`)."""
+    """Train `config.steps` updates on this rank. Yields a Step an update; returns this rank's vectors and sizes (see
+    `Witness`).
+    """
     rank, k = dist.get_rank(), dist.get_world_size()
     model, optimizer = build(config)  # the same seed, so the same parameters on every rank
     witness = Witness(config, model)
@@ -61,7 +64,9 @@ def experiment_with_ddp(config):
         loss = 0.0
         batches = micro_batches(config, step, rank, k)
         for number, (x, y) in enumerate(batches, start=1):
-            with ddp.no_sync() if number < len(batches) else nullcontext():  # forward and backward: DDP decides in the forward
+            with (
+                ddp.no_sync() if number < len(batches) else nullcontext()
+            ):  # forward and backward: DDP decides in the forward
                 part = models.loss(ddp, x, y, config.reduction) / parts(config)
                 part.backward()
             loss += part.item()
@@ -73,7 +78,9 @@ def experiment_with_ddp(config):
 
 def build(config, dtype=None):
     """Return (model, optimizer), equal on every rank for equal configs."""
-    model = models.build(config.model, data.load(config.data), norm=config.norm, seed=config.seed, dtype=dtype or DTYPES[config.dtype])
+    model = models.build(
+        config.model, data.load(config.data), norm=config.norm, seed=config.seed, dtype=dtype or DTYPES[config.dtype]
+    )
     optimizers = {"sgd": torch.optim.SGD, "adamw": lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.0)}
     return model, optimizers[config.optimizer](model.parameters(), lr=config.lr)
 
@@ -84,7 +91,9 @@ def parts(config):
 
 
 def micro_batches(config, step, rank, k):
-    """Return the K micro-batches of B samples that are this rank's: its contiguous part of the step's global batch of k * K * B."""
+    """Return the K micro-batches of B samples that are this rank's: its contiguous part of the step's global batch of
+    k * K * B.
+    """
     mine = config.accumulation_steps * config.micro_batch
     start = (step * k + rank) * mine
     x, y = data.samples(data.load(config.data), start, start + mine, config.seed)
@@ -101,8 +110,8 @@ class Witness:
     """Notes what a rank holds at the moments of its updates; it calls no collective and changes nothing.
 
     names, sizes              the parameter tensors and their numbers of elements
-    local, reduced, reference first update: this rank's own gradient, what the optimizer was given, one process in float64 (rank 0 only);
-                              vectors of sum(sizes) float64
+    local, reduced, reference first update: this rank's own gradient, what the optimizer was given, and that of one
+                              process in float64 (rank 0 only); vectors of sum(sizes) float64
     update_norm               length of the first update; reference_update_norm that of one process
     buffer_bytes              a list, one entry a buffer (those of batch norm)
     """
@@ -115,7 +124,9 @@ class Witness:
         self.local = self.reduced = self.update = None
         self.start = flat(self.parameters)
         self.buffers_in_forward = None
-        model.register_forward_pre_hook(self.before_forward)  # a hook, since DDP broadcasts the buffers inside its own forward
+        model.register_forward_pre_hook(
+            self.before_forward
+        )  # a hook, since DDP broadcasts the buffers inside its own forward
 
     def before_forward(self, *_):
         if self.buffers_in_forward is None:
@@ -153,14 +164,19 @@ class Witness:
         return report | (self.one_process() if dist.get_rank() == 0 else {})
 
     def one_process(self):
-        """Return the reference: the first update of one process in float64 on the whole batch, from the same parameters."""
+        """Return the reference: the first update of one process in float64 on the whole batch, from the same
+        parameters.
+        """
         model, optimizer = build(self.config)
         model.double()
         start = flat(model.parameters())
         models.loss(model, *whole_batch(self.config, 0, dist.get_world_size()), self.config.reduction).backward()
         gradient = flat(p.grad for p in model.parameters())
         optimizer.step()
-        return {"reference": gradient, "reference_update_norm": float(numpy.linalg.norm(flat(model.parameters()) - start))}
+        return {
+            "reference": gradient,
+            "reference_update_norm": float(numpy.linalg.norm(flat(model.parameters()) - start)),
+        }
 
 
 def flat(tensors):

@@ -1,6 +1,8 @@
-"""Which collectives this rank has issued, from torch's flight recorder: torch's own record, so nothing has to be wrapped.
+"""Which collectives this rank has issued, from torch's flight recorder: torch's own record, so nothing has to be
+wrapped.
 
-The recorder is a ring buffer of TORCH_FR_BUFFER_SIZE entries (see wire.recorder_entries); reading it costs about 10 microseconds an entry.
+The recorder is a ring buffer of TORCH_FR_BUFFER_SIZE entries (see wire.recorder_entries); reading it costs about 10
+microseconds an entry.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def last() -> Collective | None:
 
 
 def _entries() -> list[dict]:
-    dump = torch._C._distributed_c10d._dump_fr_trace(includeCollectives=True, includeStackTraces=False, onlyActive=False)
+    dump = torch._C._distributed_c10d._dump_fr_trace(
+        includeCollectives=True, includeStackTraces=False, onlyActive=False
+    )
     return [entry for entry in pickle.loads(dump).get("entries", []) if not entry["is_p2p"]]
 
 

@@ -1,11 +1,13 @@
-"""Bytes counted at the collectives, for platforms whose kernel does not tell: payload times the factor of gloo's algorithm."""
+"""Bytes counted at the collectives, for platforms whose kernel does not tell: payload times the factor of gloo's
+algorithm.
+"""
 
 from __future__ import annotations
 
 from dpviz.records import Collective, Wire
 from dpviz.theory import traffic
 
-# What gloo does for each (its reduce-scatter is an all-reduce inside): payload S, rank and k to the bytes that the rank sends
+# What gloo does for each (its reduce-scatter is an all-reduce inside): from payload, rank and k to the bytes sent
 _SENT = {
     "all_reduce": lambda payload, rank, k: traffic.ring_all_reduce_bytes(payload, k),
     "reduce_scatter": lambda payload, rank, k: traffic.reduce_scatter_bytes(payload, k, algorithm="gloo"),

@@ -1,8 +1,8 @@
 """Bytes that this process has put on the wire, from the kernel's TCP counters.
 
-Each of gloo's connections is a TCP socket of the rank's own process, so the rank asks the kernel about it (TCP_INFO, Linux 4.2 or newer).
-That is exact where an interface's counters would also count the traffic of others. Retransmissions are subtracted.
-Offsets are those of struct tcp_info in linux/tcp.h.
+Each of gloo's connections is a TCP socket of the rank's own process, so the rank asks the kernel about it (TCP_INFO,
+Linux 4.2 or newer). That is exact where an interface's counters would also count the traffic of others.
+Retransmissions are subtracted. Offsets are those of struct tcp_info in linux/tcp.h.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ def how() -> str:
 
 
 def recorder_entries() -> int:
-    """Return how many collectives a rank remembers: few where the kernel counts the bytes, as many as a lesson makes where we count."""
+    """Return how many collectives a rank remembers: few where the kernel counts the bytes, as many as a lesson makes
+    where we count.
+    """
     return 256 if how() == MEASURED else 20_000
 
 
 class Counters:
-    """Bytes since the last look, over the connections that are open now. One opened meanwhile counts whole, one closed not at all."""
+    """Bytes since the last look, over the connections that are open now. One opened meanwhile counts whole, one
+    closed not at all.
+    """
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int]] = {}
@@ -54,7 +58,9 @@ class Counters:
 
 
 def _connections(ignored_port: int | None) -> dict[int, tuple[int, int]]:
-    """Return {inode: (bytes sent, bytes received)} of this process's established TCP connections, but those to or from that port."""
+    """Return {inode: (bytes sent, bytes received)} of this process's established TCP connections, but those to or
+    from that port.
+    """
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -63,9 +69,15 @@ def _connections(ignored_port: int | None) -> dict[int, tuple[int, int]]:
             with socket.socket(fileno=os.dup(int(name))) as connection:
                 if connection.type == socket.SOCK_STREAM and connection.family in (socket.AF_INET, socket.AF_INET6):
                     info = _drained(connection)
-                    if info[0] == _ESTABLISHED and ignored_port not in (connection.getsockname()[1], connection.getpeername()[1]):
+                    if info[0] == _ESTABLISHED and ignored_port not in (
+                        connection.getsockname()[1],
+                        connection.getpeername()[1],
+                    ):
                         sent, retransmitted = (struct.unpack_from("Q", info, at)[0] for at in (_SENT, _RETRANSMITTED))
-                        found[os.fstat(connection.fileno()).st_ino] = (sent - retransmitted, struct.unpack_from("Q", info, _RECEIVED)[0])
+                        found[os.fstat(connection.fileno()).st_ino] = (
+                            sent - retransmitted,
+                            struct.unpack_from("Q", info, _RECEIVED)[0],
+                        )
         except OSError:  # closed while we looked
             continue
     return found

@@ -1,7 +1,7 @@
 """A question a file: its Config (what may be asked, checked when made) and its `facts(run)` (what was found).
 
-No torch here, so that a wrong value is answered at once and the command line can list everything without waiting. What the ranks
-run to answer a question stands under the same name in `dpviz.experiments`.
+No torch here, so that a wrong value is answered at once and the command line can list everything without waiting.
+What the ranks run to answer a question stands under the same name in `dpviz.experiments`.
 """
 
 from __future__ import annotations
@@ -17,5 +17,8 @@ QUESTIONS = {
 def config_class(name: str):
     """Return the Config class of the question `name`. Raises ValueError with the known names."""
     if name not in QUESTIONS:
-        raise ValueError(f"there is no experiment named {name!r}. The experiments are: {', '.join(QUESTIONS)}. See python -m dpviz list.")
+        raise ValueError(
+            f"there is no experiment named {name!r}. The experiments are: {', '.join(QUESTIONS)}. "
+            "See python -m dpviz list."
+        )
     return importlib.import_module(f"dpviz.questions.{name}").Config

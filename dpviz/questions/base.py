@@ -1,7 +1,8 @@
 """How a Config is declared, checked and read from text.
 
-A question's Config is a frozen dataclass whose fields are made by `whole`, `number`, `choice` and `flag`. From that one declaration
-come the check when it is made, the option of the command line, the control of a panel and the line of the documentation.
+A question's Config is a frozen dataclass whose fields are made by `whole`, `number`, `choice` and `flag`. From that
+one declaration come the check when it is made, the option of the command line, the control of a panel and the line of
+the documentation.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ class Field:
         """Return `value`, as an int or float where it is one. Raises ValueError with a sentence."""
         right = {
             "whole": lambda: isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high,
-            "number": lambda: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and self.low <= value <= self.high,
+            "number": lambda: (
+                isinstance(value, int | float)
+                and not isinstance(value, bool)
+                and math.isfinite(value)
+                and self.low <= value <= self.high
+            ),
             "choice": lambda: value in self.options,
             "flag": lambda: isinstance(value, bool),
         }
@@ -99,18 +105,24 @@ class Question:
 
     @staticmethod
     def facts(run) -> dict[str, Any]:
-        """Return the named numbers of a finished run; made in the launching process, so that no extra collective is measured."""
+        """Return the named numbers of a finished run; made in the launching process, so that no extra collective is
+        measured.
+        """
         return {}
 
 
 def fields_of(config_class: type[Question]) -> list[Field]:
     """Return the fields of a Config, its own first, then `dtype` and `seed`."""
-    declared = [Field(name=f.name, default=f.default, **f.metadata["allowed"]) for f in dataclasses.fields(config_class)]
+    declared = [
+        Field(name=f.name, default=f.default, **f.metadata["allowed"]) for f in dataclasses.fields(config_class)
+    ]
     return sorted(declared, key=lambda one: ("dtype", "seed").index(one.name) if one.name in ("dtype", "seed") else -1)
 
 
 def parse(config_class: type[Question], texts: dict[str, str]) -> Question:
-    """Make a Config from the texts of a command line. Raises ValueError with a sentence for an unknown field or a wrong value."""
+    """Make a Config from the texts of a command line. Raises ValueError with a sentence for an unknown field or a
+    wrong value.
+    """
     known = {one.name: one for one in fields_of(config_class)}
     for name in texts:
         if name not in known:

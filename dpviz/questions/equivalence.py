@@ -1,6 +1,7 @@
 """Do k ranks compute the gradient of the whole batch?
 
-The reference is one process in float64 on the whole batch, with the same reduction: the mean over all its samples, or their sum.
+The reference is one process in float64 on the whole batch, with the same reduction: the mean over all its samples, or
+their sum.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class Config(Question):
     micro_batch: int = whole(4, low=1, high=256, help="samples in a micro-batch, B")
     reduction: str = choice("mean", ("mean", "sum"), help="how a loss is made of a micro-batch's samples")
     average: bool = flag(True, help="divide the summed gradient by k")
-    all_reduce: str = choice("before_step", ("before_step", "none", "after_step"), help="when the gradients are summed over ranks")
+    all_reduce: str = choice(
+        "before_step", ("before_step", "none", "after_step"), help="when the gradients are summed over ranks"
+    )
     norm: str = choice("none", ("none", "layer", "batch"), help="normalisation after the hidden layer")
     broadcast_buffers: bool = flag(True, help="before each forward give every rank the buffers of rank 0, as DDP does")
     model: str = choice("mlp", ("mlp", "transformer", "weight"), help="mlp, transformer, or y = w * x")
@@ -34,13 +37,20 @@ class Config(Question):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.model == "weight") != (self.data == "count"):
-            raise ValueError(f"model {self.model} cannot learn data {self.data}. weight goes with count, mlp and transformer with digits or text.")
+            raise ValueError(
+                f"model {self.model} cannot learn data {self.data}. "
+                "weight goes with count, mlp and transformer with digits or text."
+            )
         if self.model == "weight" and self.norm != "none":
-            raise ValueError(f"norm is {self.norm!r}, but the model weight has no hidden layer. Use norm none, or another model.")
+            raise ValueError(
+                f"norm is {self.norm!r}, but the model weight has no hidden layer. Use norm none, or another model."
+            )
 
     @staticmethod
     def facts(run) -> dict[str, Any]:
-        """Return the named numbers of lesson 01; see `_gradient_facts`, `_rank_facts` and `_wire_facts` for what each means."""
+        """Return the named numbers of lesson 01; see `_gradient_facts`, `_rank_facts` and `_wire_facts` for what each
+        means.
+        """
         return {**_gradient_facts(run), **_rank_facts(run), **_wire_facts(run)}
 
 
@@ -57,10 +67,17 @@ def _gradient_facts(run) -> dict[str, Any]:
     reference = numpy.asarray(run.results[0]["reference"], dtype=float)
     ends = numpy.cumsum(sizes)[:-1]
     absolute, relative = {}, {}
-    for name, wanted, *seen in zip(names, numpy.split(reference, ends), *(numpy.split(numpy.asarray(r["reduced"]), ends) for r in run.results), strict=True):
+    for name, wanted, *seen in zip(
+        names,
+        numpy.split(reference, ends),
+        *(numpy.split(numpy.asarray(r["reduced"]), ends) for r in run.results),
+        strict=True,
+    ):
         absolute[name] = max(float(numpy.abs(one - wanted).max()) for one in seen)
         largest = float(numpy.abs(wanted).max())
-        relative[name] = absolute[name] / largest if largest else float("inf") * (absolute[name] > 0) if absolute[name] else 0.0
+        relative[name] = (
+            absolute[name] / largest if largest else float("inf") * (absolute[name] > 0) if absolute[name] else 0.0
+        )
     worst = max(relative.values())
     return {
         "gradients_equal": worst < TOLERANCE[run.config["dtype"]],
@@ -69,7 +86,9 @@ def _gradient_facts(run) -> dict[str, Any]:
         "error_by_tensor": relative,
         "gradient_norm": float(numpy.linalg.norm(run.results[0]["reduced"])),
         "reference_norm": float(numpy.linalg.norm(reference)),
-        "update_ratio": run.results[0]["update_norm"] / run.results[0]["reference_update_norm"] if run.results[0]["reference_update_norm"] else 1.0,
+        "update_ratio": run.results[0]["update_norm"] / run.results[0]["reference_update_norm"]
+        if run.results[0]["reference_update_norm"]
+        else 1.0,
         "samples": run.environment.world_size * run.config["accumulation_steps"] * run.config["micro_batch"],
     }
 
@@ -77,8 +96,10 @@ def _gradient_facts(run) -> dict[str, Any]:
 def _rank_facts(run) -> dict[str, Any]:
     """Whether the ranks hold the same.
 
-    ranks_identical        parameters bit for bit, after every update; first_divergent_step is the first after which they are not
-    buffers_identical      buffers after the last update; buffers_identical_in_forward: as the first forward of every update found them
+    ranks_identical               parameters bit for bit, after every update
+    first_divergent_step          the first update after which they are not, None where there is none
+    buffers_identical             buffers after the last update
+    buffers_identical_in_forward  buffers as the first forward of every update found them
     """
     parted = _first_divergence(run, "parameters_digest")
     return {
@@ -96,21 +117,30 @@ def _first_divergence(run, name: str) -> int | None:
 
 
 def _wire_facts(run) -> dict[str, Any]:
-    """Bytes an update, a rank: measured, and what the formulas say. The framing is gloo's own, named apart but part of the prediction."""
+    """Bytes an update, a rank: measured, and what the formulas say. The framing is gloo's own, named apart but part
+    of the prediction.
+    """
     k, steps, item = run.environment.world_size, run.config["steps"], BYTES[run.config["dtype"]]
     sizes = run.results[0]["sizes"]
     buffers = run.results[0]["buffer_bytes"] if run.config["broadcast_buffers"] and k > 1 else []
     reduced = sizes if run.config["all_reduce"] != "none" and k > 1 else []
-    framing = [sum(sent[rank].framing for sent in (traffic.gloo_all_reduce(n, k, element_size=item) for n in reduced)) for rank in range(k)]
+    framing = [
+        sum(sent[rank].framing for sent in (traffic.gloo_all_reduce(n, k, element_size=item) for n in reduced))
+        for rank in range(k)
+    ]
     gradients = traffic.ring_all_reduce_bytes(sum(reduced) * item, k)
     broadcasts = [sum(traffic.broadcast_bytes(size, k)[rank] for size in buffers) for rank in range(k)]
-    framing = [header + len(buffers) * more for header, more in zip(framing, traffic.broadcast_framing_bytes(k), strict=True)]
+    framing = [
+        header + len(buffers) * more for header, more in zip(framing, traffic.broadcast_framing_bytes(k), strict=True)
+    ]
     if run.environment.wire == COUNTED:
         framing = [0] * k  # what is counted at the collectives is the payload alone
     return {
         "all_reduces": len(sizes) if run.config["all_reduce"] != "none" else 0,
         "gradient_bytes": sum(sizes) * item,
         "wire_bytes": [round(wire.sent / steps) for wire in run.wire],
-        "wire_bytes_predicted": [gradients + header + broadcast for header, broadcast in zip(framing, broadcasts, strict=True)],
+        "wire_bytes_predicted": [
+            gradients + header + broadcast for header, broadcast in zip(framing, broadcasts, strict=True)
+        ],
         "framing_bytes_predicted": framing,
     }

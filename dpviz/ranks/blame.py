@@ -1,8 +1,8 @@
 """Whose fault was it? From what the ranks said when a launch ended badly to one RankError.
 
-In this order: a rank whose process ended; a rank that raised something of its own (gloo's "connection closed" and "timed out" are what
-the others suffer); a rank that does not answer; a rank that has issued fewer collectives than the others; ranks whose last collective
-differs from that of the majority.
+In this order: a rank whose process ended; a rank that raised something of its own (gloo's "connection closed" and
+"timed out" are what the others suffer); a rank that does not answer; a rank that has issued fewer collectives than
+the others; ranks whose last collective differs from that of the majority.
 """
 
 from __future__ import annotations
@@ -16,9 +16,20 @@ from typing import Any
 from dpviz.ranks import travel
 from dpviz.ranks.errors import RankError
 
-_CONSEQUENCE = re.compile(r"Connection closed by peer|Timed out waiting|Connection reset|Broken pipe|Application timeout|Connection refused")
+_CONSEQUENCE = re.compile(
+    r"Connection closed by peer|Timed out waiting|Connection reset|Broken pipe|Application timeout|Connection refused"
+)
 # Every rank must call these with the same shapes; gather, scatter and the like may differ
-_SAME_EVERYWHERE = {"all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base", "reduce_scatter", "_reduce_scatter_base", "barrier"}
+_SAME_EVERYWHERE = {
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "_all_gather_base",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "barrier",
+}
 
 
 @dataclass
@@ -37,7 +48,9 @@ class Account:
     @property
     def suffered(self) -> bool:
         """Whether its error is only the consequence of another rank's."""
-        return self.kind in ("RuntimeError", "DistBackendError", "DistNetworkError") and bool(_CONSEQUENCE.search(self.message))
+        return self.kind in ("RuntimeError", "DistBackendError", "DistNetworkError") and bool(
+            _CONSEQUENCE.search(self.message)
+        )
 
     @property
     def raised(self) -> bool:
@@ -54,7 +67,11 @@ class Account:
     def how_it_ended(self) -> str:
         if self.code is None:
             return "ended"
-        return f"was ended by {signal.Signals(-self.code).name}" if self.code < 0 else f"exited with status {self.code} before it returned"
+        return (
+            f"was ended by {signal.Signals(-self.code).name}"
+            if self.code < 0
+            else f"exited with status {self.code} before it returned"
+        )
 
     def line(self) -> str:
         at = f"; {travel.place(self.place['line'])}" if self.place and self.place["line"] else ""
@@ -65,7 +82,9 @@ class Account:
         if self.raised:
             return f"raised {self.kind}" + (f"; {travel.place(self.frames[-1])}" if self.frames else "")
         if self.suffered:
-            return f"lost the others in {self.last} (collective {self.issued})" + (f"; {travel.place(self.frames[-1])}" if self.frames else "")
+            return f"lost the others in {self.last} (collective {self.issued})" + (
+                f"; {travel.place(self.frames[-1])}" if self.frames else ""
+            )
         if self.asleep:
             return "did not answer: it is stopped, or holds Python's lock"
         if self.place and self.place["waits_in"]:
@@ -74,7 +93,9 @@ class Account:
 
 
 def explain(accounts: list[Account], *, silent_s: float | None = None) -> RankError:
-    """Return the error that names the ranks at fault; `silent_s` is set where the launch ended because nothing was heard for so long."""
+    """Return the error that names the ranks at fault; `silent_s` is set where the launch ended because nothing was
+    heard for so long.
+    """
     guilty, why = _guilty(accounts, silent_s)
     one = accounts[guilty[0]]
     report = "\n".join(f"rank {rank} {account.line()}" for rank, account in enumerate(accounts))
@@ -84,16 +105,29 @@ def explain(accounts: list[Account], *, silent_s: float | None = None) -> RankEr
 
 
 def mismatch(issued: list[list]) -> RankError | None:
-    """Compare what each rank issued in a launch that returned: gloo lets some mismatched shapes through, with wrong numbers."""
+    """Compare what each rank issued in a launch that returned: gloo lets some mismatched shapes through, with wrong
+    numbers.
+    """
     calls: dict[tuple, dict[int, Any]] = collections.defaultdict(dict)
     for rank, entries in enumerate(issued):
         for entry in entries:
             calls[entry.group, entry.number][rank] = entry
     for (_, number), of_rank in calls.items():
-        different = _minority({rank: (c.name, c.shapes, c.dtypes) for rank, c in of_rank.items() if c.name in _SAME_EVERYWHERE})
+        different = _minority(
+            {rank: (c.name, c.shapes, c.dtypes) for rank, c in of_rank.items() if c.name in _SAME_EVERYWHERE}
+        )
         if different:
-            accounts = [Account(returned=True, place={"issued": number, "last": of_rank.get(rank), "line": None, "waits_in": None}) for rank in range(len(issued))]
-            return RankError(_different(accounts, different), ranks=different, report="\n".join(f"rank {r} called {c}" for r, c in of_rank.items()))
+            accounts = [
+                Account(
+                    returned=True, place={"issued": number, "last": of_rank.get(rank), "line": None, "waits_in": None}
+                )
+                for rank in range(len(issued))
+            ]
+            return RankError(
+                _different(accounts, different),
+                ranks=different,
+                report="\n".join(f"rank {r} called {c}" for r, c in of_rank.items()),
+            )
     return None
 
 
@@ -110,12 +144,20 @@ def _guilty(accounts: list[Account], silent_s: float | None) -> tuple[list[int],
     counts = [account.issued or 0 for account in accounts]
     if behind := [rank for rank, count in enumerate(counts) if count < max(counts)]:
         waited = [rank for rank, count in enumerate(counts) if count == max(counts)]
-        return behind, f"{ranks(behind)} did not come to collective {max(counts)} ({accounts[waited[0]].last}), in which {ranks(waited)} waited"
+        return (
+            behind,
+            f"{ranks(behind)} did not come to collective {max(counts)} ({accounts[waited[0]].last}), "
+            f"in which {ranks(waited)} waited",
+        )
     if different := _minority({rank: str(account.last) for rank, account in enumerate(accounts)}):
         return different, _different(accounts, different)
     busy = where(lambda a: not a.returned) or list(range(len(accounts)))
     if silent_s is not None:
-        return busy, f"{ranks(busy)} had neither returned nor said anything for {silent_s:g} s; a larger timeout= would wait longer"
+        return (
+            busy,
+            f"{ranks(busy)} had neither returned nor said anything for {silent_s:g} s; "
+            "a larger timeout= would wait longer",
+        )
     return busy, f"{ranks(busy)} waited too long in {accounts[busy[0]].last}"
 
 
@@ -124,7 +166,11 @@ def _minority(values: dict[int, Any]) -> list[int]:
     counted = collections.Counter(values.values()).most_common(2)
     if len(counted) < 2:
         return []
-    return sorted(values) if counted[0][1] == counted[1][1] else sorted(rank for rank, value in values.items() if value != counted[0][0])
+    return (
+        sorted(values)
+        if counted[0][1] == counted[1][1]
+        else sorted(rank for rank, value in values.items() if value != counted[0][0])
+    )
 
 
 def _different(accounts: list[Account], different: list[int]) -> str:

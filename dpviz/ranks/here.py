@@ -20,7 +20,8 @@ def launcher() -> str:
 
 
 def run(experiment: Any, config: Any, *, world_size: int, timeout: float, on_record) -> tuple[Outcome, list]:
-    """Run the experiment as the rank that this process is. Returns the outcome and the records of every rank, on every rank.
+    """Run the experiment as the rank that this process is. Returns the outcome and the records of every rank, on
+    every rank.
 
     Raises ValueError where torchrun has started another number of ranks than `world_size`.
     """
@@ -37,7 +38,8 @@ def run(experiment: Any, config: Any, *, world_size: int, timeout: float, on_rec
 
     recorder, counters = collectives.Recorder(), wire.Counters()
     with _group(world_size, timeout, counters), seeds.kept(), _one_thread():
-        # What is not the experiment's goes over a group of its own, which is not counted; gloo also where the default group is nccl
+        # What is not the experiment's goes over a group of its own, which is not counted;
+        # gloo also where the default group is nccl
         counters.since_last()
         side = dist.new_group(backend="gloo")
         dist.barrier(side)
@@ -60,7 +62,9 @@ def run(experiment: Any, config: Any, *, world_size: int, timeout: float, on_rec
 
 @contextlib.contextmanager
 def _group(world_size: int, timeout: float, counters) -> Iterator[None]:
-    """Have a default group: the one there is, torchrun's, or one of this process alone (taken down again, the environment put back)."""
+    """Have a default group: the one there is, torchrun's, or one of this process alone (taken down again, the
+    environment put back).
+    """
     import torch.distributed as dist
 
     from dpviz.ranks import rank
@@ -71,7 +75,10 @@ def _group(world_size: int, timeout: float, counters) -> Iterator[None]:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
     if dist.is_initialized():
         if dist.get_world_size() != world_size:
-            raise ValueError(f"world_size is {world_size}, but {launcher() or 'the process group'} has {dist.get_world_size()} ranks; give that number.")
+            raise ValueError(
+                f"world_size is {world_size}, but {launcher() or 'the process group'} has {dist.get_world_size()} "
+                "ranks; give that number."
+            )
         yield
         return
     before = os.environ.get("GLOO_SOCKET_IFNAME")

@@ -1,7 +1,8 @@
 """One thread owns the rank pool; anybody may hand it a Job, wait for it, or stop it.
 
-Callers are the main thread (dp.launch in a cell) and the worker threads of panels. None of them talks to the ranks, so that an interrupt
-cannot cut a message in two, and a Job is stopped by its own token, so that one panel cannot stop another's run.
+Callers are the main thread (dp.launch in a cell) and the worker threads of panels. None of them talks to the ranks,
+so that an interrupt cannot cut a message in two, and a Job is stopped by its own token, so that one panel cannot stop
+another's run.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class Job:
         """End this job and its ranks, and return when that is done; nothing happens where it has ended already."""
         with contextlib.suppress(OSError):
             self._alarm.send(b"!")
-        while not self._future.done():
-            with contextlib.suppress(TimeoutError, Exception):
+        while True:
+            try:
                 self._future.exception(STOP_S)
                 return
-            if _owner.job is self:  # in the middle of a long message, perhaps: its ranks' end will end it
-                for pid in _owner.pool.pids():
+            except TimeoutError:  # in the middle of a long message, perhaps: its ranks' end will end it
+                for pid in _owner.pool.pids() if _owner.job is self else ():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
 
@@ -130,7 +131,9 @@ def close() -> None:
 
 
 def _forget_in_child() -> None:
-    """After a fork of this process by somebody else: the pool belongs to the parent, whose end its server must be able to see."""
+    """After a fork of this process by somebody else: the pool belongs to the parent, whose end its server must be
+    able to see.
+    """
     global _owner
     if _owner.pool.source is not None and _owner.pool.source.selectable:
         _owner.pool.source.selectable.close()

@@ -1,7 +1,7 @@
 """The verb a lesson uses: run an experiment on k ranks and bring back a Run.
 
-`launch` decides by looking at the world: started by torchrun, the ranks are torchrun's; with world size 1 the experiment runs here, so that
-a debugger works; otherwise the warm pool of local ranks runs it.
+`launch` decides by looking at the world: started by torchrun, the ranks are torchrun's; with world size 1 the
+experiment runs here, so that a debugger works; otherwise the warm pool of local ranks runs it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,20 @@ def launch(
     on_record: Callable[[int, Any], None] | None = None,
     on_print: Callable[[int, str], None] | None = None,
 ) -> Run:
-    """Call experiment(config) once on each of `world_size` ranks, the default process group (gloo) ready, and return the Run.
+    """Call experiment(config) once on each of `world_size` ranks, the default process group (gloo) ready, and return
+    the Run.
 
     experiment   a function, or "package.module:function"; it may yield records and may return a result
     world_size   the number of ranks, k, from 1 to 32
-    timeout      seconds that a collective may take, and half of what the whole launch may be silent (no record, no print, no result)
+    timeout      seconds that a collective may take, and half of what the whole launch may be silent (no record,
+                 no print, no result)
     on_record    called as on_record(rank, record) as records arrive
-    on_print     called as on_print(rank, line) as lines arrive; by default it prints "[rank 2] line". Run.prints keeps them
+    on_print     called as on_print(rank, line) as lines arrive; by default it prints "[rank 2] line".
+                 Run.prints keeps them
 
-    On every rank torch, numpy and random are seeded alike, so that equal code makes equal parameters; call dpviz.seed_by_rank after the
-    model is built where ranks must differ (dropout, augmentation). With world_size=1 the experiment runs in this process, so that a
-    debugger works, and no timeout is enforced.
+    On every rank torch, numpy and random are seeded alike, so that equal code makes equal parameters; call
+    dpviz.seed_by_rank after the model is built where ranks must differ (dropout, augmentation). With world_size=1 the
+    experiment runs in this process, so that a debugger works, and no timeout is enforced.
 
     Raises RankError (its `ranks` says whose fault), ValueError for a wrong argument, KeyboardInterrupt.
     """
@@ -83,7 +86,9 @@ def start(
     on_record: Callable[[int, Any], None] | None = None,
     on_print: Callable[[int, str], None] | None = None,
 ) -> jobs.Job:
-    """Like `launch`, but on the pool also for one rank, and return a Job at once; callbacks come from the pool's thread."""
+    """Like `launch`, but on the pool also for one rank, and return a Job at once; callbacks come from the pool's
+    thread.
+    """
     name, world_size = _checked(experiment, config, world_size, timeout)
     records: list[list[Any]] = [[] for _ in range(world_size)]
     prints: list[list[str]] = [[] for _ in range(world_size)]
@@ -114,9 +119,14 @@ def start(
 
 def _checked(experiment: Any, config: Any, world_size: Any, timeout: Any) -> tuple[str, int]:
     if not callable(experiment) and not (isinstance(experiment, str) and ":" in experiment):
-        raise ValueError(f"the experiment is {experiment!r}, but it must be a function that takes the config; give the function itself, without calling it.")
+        raise ValueError(
+            f"the experiment is {experiment!r}, but it must be a function that takes the config; "
+            "give the function itself, without calling it."
+        )
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT_S:
-        raise ValueError(f"timeout is {timeout!r}, but it must be a number of seconds above 0 and at most {LONGEST_TIMEOUT_S}.")
+        raise ValueError(
+            f"timeout is {timeout!r}, but it must be a number of seconds above 0 and at most {LONGEST_TIMEOUT_S}."
+        )
     world_size = check_world_size(world_size)
     if hasattr(config, "check_world_size"):
         config.check_world_size(world_size)

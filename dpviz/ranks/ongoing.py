@@ -25,7 +25,9 @@ class Outcome:
 
 
 class Ongoing:
-    """Takes in the messages of ranks 0 to world_size - 1; `take` is given one by its kind (see rank.py for what each holds)."""
+    """Takes in the messages of ranks 0 to world_size - 1; `take` is given one by its kind (see rank.py for what each
+    holds).
+    """
 
     def __init__(self, world_size: int, on_record: Callable[[int, Any], None], on_print: Callable[[int, str], None]):
         self.world_size, self.on_record, self.on_print = world_size, on_record, on_print
@@ -56,7 +58,12 @@ class Ongoing:
         self._bad_news()
 
     def outcome(self) -> Outcome:
-        return Outcome(*([of_rank[rank] for rank in range(self.world_size)] for of_rank in (self.results, self.wire, self.collectives)))
+        return Outcome(
+            *(
+                [of_rank[rank] for rank in range(self.world_size)]
+                for of_rank in (self.results, self.wire, self.collectives)
+            )
+        )
 
     def count_bytes(self) -> None:
         """Fill in the bytes where the kernel does not tell them."""
@@ -95,7 +102,9 @@ class Ongoing:
         self._lines[rank] += 1
         if self._lines[rank] <= MAX_LINES:
             text = line.decode(errors="replace")
-            self.on_print(rank, text if len(text) <= MAX_LINE else f"{text[:MAX_LINE]} … {len(text) - MAX_LINE} more characters")
+            self.on_print(
+                rank, text if len(text) <= MAX_LINE else f"{text[:MAX_LINE]} … {len(text) - MAX_LINE} more characters"
+            )
 
     def _end_of_prints(self, rank: int) -> None:
         if self._unfinished[rank]:

@@ -1,7 +1,7 @@
 """The launching side of the warm pool: ranks are kept between launches, a launch that ends badly leaves none behind.
 
-Only one thread ever uses a RankPool (see jobs.py). Every wait is on one selector that also holds the job's wake-up descriptor, so that a
-stop takes effect wherever the launch is, also while the server is still starting.
+Only one thread ever uses a RankPool (see jobs.py). Every wait is on one selector that also holds the job's wake-up
+descriptor, so that a stop takes effect wherever the launch is, also while the server is still starting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from dpviz.ranks.errors import RankError, Stopped
 from dpviz.ranks.ongoing import Ongoing, Outcome
 from dpviz.records import COUNTED
 
-START_S = 120  # for the server's imports and the ranks' meeting, on a slow and busy machine
+START_S = 120  # for the server's imports and the first meeting of new ranks, on a slow and busy machine
+MEET_S = 15  # for warm ranks to leave one group and meet in another
 ANSWER_S = 0.3  # for "where are you"
 
 
@@ -42,7 +43,9 @@ class RankPool:
     def __init__(self) -> None:
         self.source: Any = None
         self.handles: list[Handle] = []
-        self.begun: collections.deque[Handle] = collections.deque()  # in the order asked for; their pids come in that order
+        self.begun: collections.deque[Handle] = (
+            collections.deque()
+        )  # in the order asked for; their pids come in that order
         self.group: int | None = None  # the world size that the ranks have joined
         self.groups = 0
         self.known: dict[str, float] = {}
@@ -58,17 +61,19 @@ class RankPool:
             if self.source.selectable:
                 self.selector.register(self.source.selectable, selectors.EVENT_READ)
 
-    def run(self, payload: bytes, *, world_size: int, timeout: float, on_record, on_print, wake: socket.socket) -> Outcome:
-        """Run the packed experiment on ranks 0 to world_size - 1. Raises RankError, or Stopped once `wake` becomes readable."""
+    def run(
+        self, payload: bytes, *, world_size: int, timeout: float, on_record, on_print, wake: socket.socket
+    ) -> Outcome:
+        """Run the packed experiment on ranks 0 to world_size - 1. Raises RankError, or Stopped once `wake` becomes
+        readable.
+        """
         if travel.edited(self.known) or self._an_idle_rank_ended():
             self.kill()
         self.open()
         self.launch = Ongoing(world_size, on_record, on_print)
         self.selector.register(wake, selectors.EVENT_READ)
         try:
-            self._begin(world_size)
-            if self.group != world_size:
-                self._join(world_size, timeout)
+            self._meet(world_size, timeout)
             self._send_all(("call", payload, timeout, sys.path, os.getcwd()))
             self._collect(timeout)
             return self._finish()
@@ -110,7 +115,9 @@ class RankPool:
 
     def _an_idle_rank_ended(self) -> bool:
         """Whether a control socket has something to read: an idle rank says nothing, so it is the end."""
-        return any(isinstance(key.data, Handle) and key.fileobj is key.data.control for key, _ in self.selector.select(0))
+        return any(
+            isinstance(key.data, Handle) and key.fileobj is key.data.control for key, _ in self.selector.select(0)
+        )
 
     def _begin(self, world_size: int) -> None:
         while len(self.handles) < world_size:
@@ -130,15 +137,29 @@ class RankPool:
                 theirs.close()
                 os.close(write)
 
-    def _join(self, world_size: int, timeout: float) -> None:
+    def _meet(self, world_size: int, timeout: float) -> None:
+        warm = len(self.handles) >= world_size
+        self._begin(world_size)
+        if self.group == world_size or self._join(world_size, timeout, MEET_S if warm else START_S):
+            return
+        self.kill()  # gloo's teardown of the old group has been seen to stall: once more, with new ranks
+        self._begin(world_size)
+        if not self._join(world_size, timeout, START_S):
+            raise RankError(f"the ranks did not meet within {START_S} s")
+
+    def _join(self, world_size: int, timeout: float, within_s: float) -> bool:
+        """Make a new process group of the ranks; returns whether they met in time."""
         self.groups += 1
+        self.launch.joined = 0
         store = os.path.join(self.source.directory, str(self.groups))  # a used one would answer "connection refused"
         for rank in range(world_size):
             self._send(rank, ("join", rank, world_size, store, timeout))
-        self._wait_for(lambda: self.launch.joined == world_size, "met")
+        if not self._wait_for(lambda: self.launch.joined == world_size, within_s):
+            return False
         self._read_wire()  # what the group's making cost is not the experiment's
         self.launch.wire.clear()
         self.group = world_size
+        return True
 
     def _collect(self, timeout: float) -> None:
         launch = self.launch
@@ -161,15 +182,17 @@ class RankPool:
 
     def _read_wire(self) -> None:
         self._send_all(("wire",))
-        self._wait_for(lambda: len(self.launch.wire) == self.launch.world_size, "answered")
+        if not self._wait_for(lambda: len(self.launch.wire) == self.launch.world_size, START_S):
+            raise RankError(f"the ranks did not say what they had sent within {START_S} s")
 
-    def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + START_S
-        while not ready():
-            until = deadline if self.launch.give_up is None else self.launch.give_up
-            if time.monotonic() >= until:
-                raise RankError(f"the ranks had not {what} after {START_S} s") if self.launch.give_up is None else self._explained(None)
-            self._wait(until)
+    def _wait_for(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """Take in messages until ready() or for so many seconds; returns ready(). Raises RankError upon bad news."""
+        deadline = time.monotonic() + seconds
+        while not ready() and time.monotonic() < deadline:
+            if self.launch.give_up is not None and time.monotonic() >= self.launch.give_up:
+                raise self._explained(None)
+            self._wait(deadline if self.launch.give_up is None else self.launch.give_up)
+        return ready()
 
     def _explained(self, silent_s: float | None) -> RankError:
         launch = self.launch
@@ -177,7 +200,9 @@ class RankPool:
         for rank in asked:
             self._send(rank, ("where",))
         deadline = time.monotonic() + ANSWER_S
-        while time.monotonic() < deadline and any(not a.ended and a.place is None or a.ended and a.code is None for a in launch.accounts):
+        while time.monotonic() < deadline and any(
+            not a.ended and a.place is None or a.ended and a.code is None for a in launch.accounts
+        ):
             self._wait(deadline)
         for rank in asked:
             account = launch.accounts[rank]
@@ -255,4 +280,7 @@ class RankPool:
     def _server_ended(self) -> RankError:
         said = self.source.said()
         self.close()
-        return RankError("the rank server ended" + (f": {said.splitlines()[-1]}" if said else "; the next launch starts a new one"), report=said)
+        return RankError(
+            "the rank server ended" + (f": {said.splitlines()[-1]}" if said else "; the next launch starts a new one"),
+            report=said,
+        )

@@ -1,12 +1,13 @@
 """What a rank process does: join a process group when told, call experiments, send back what they yield and return.
 
-The main thread runs the experiments. A listening thread answers "where are you" and "what went over the wire" meanwhile, also while the
-main thread is blocked in a collective: that is how a launch finds out who did not come.
+The main thread runs the experiments. A listening thread answers "where are you" and "what went over the wire"
+meanwhile, also while the main thread is blocked in a collective: that is how a launch finds out who did not come.
 
 Messages are pickled tuples over the control socket:
-    to a rank      ("join", rank, world_size, store, timeout)   ("call", payload, timeout, path, directory)   ("where",)   ("wire",)
-    from a rank    ("joined",)   ("record", record)   ("result", result, collectives, place) ("error", kind, message, frames, place)
-                   ("where", place)   ("wire", sent, received)
+    to a rank      ("join", rank, world_size, store, timeout)  ("call", payload, timeout, path, directory)
+                   ("where",)  ("wire",)
+    from a rank    ("joined",)  ("record", record)  ("result", result, collectives, place)
+                   ("error", kind, message, frames, place)  ("where", place)  ("wire", sent, received)
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class Rank:
             data = travel.dumps(message)
         except Exception as error:  # pickling runs the code of whatever it meets
             raise ValueError(
-                f"what the experiment {'yielded' if message[0] == 'record' else 'returned'} cannot be sent back: {error}. "
+                f"what the experiment {'yielded' if message[0] == 'record' else 'returned'} cannot be sent back: "
+                f"{error}. "
                 "Give numbers, strings, lists, dicts, arrays or tensors."
             ) from None
         with self.sending:
@@ -115,7 +117,11 @@ class Rank:
 def join_group(rank: int, world_size: int, store: str, timeout: float) -> None:
     """Make the default process group: gloo on loopback, meeting at a file that no group has used before."""
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=datetime.timedelta(seconds=timeout)
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=timeout),
     )
 
 
@@ -133,7 +139,9 @@ def run(experiment, config, *, on_record):
 
 
 def where() -> dict:
-    """Return where the main thread is: the innermost line of the user's, the collective it waits in, how many were issued, the last one."""
+    """Return where the main thread is: the innermost line of the user's, the collective it waits in, how many were
+    issued, the last one.
+    """
     frame = sys._current_frames().get(threading.main_thread().ident)
     waits_in = line = None
     while frame is not None and line is None:

@@ -18,7 +18,9 @@ def reset(seed: int = 0) -> None:
 
 
 def seed_by_rank(seed: int = 0) -> None:
-    """Seed torch, numpy and random differently on each rank: call it after the model is built, before dropout or augmentation."""
+    """Seed torch, numpy and random differently on each rank: call it after the model is built, before dropout or
+    augmentation.
+    """
     reset(seed * 1_000_003 + 1 + torch.distributed.get_rank())
 
 

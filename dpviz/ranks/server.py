@@ -1,12 +1,14 @@
 """The rank server: one process a launcher, which has imported torch once and forks a rank in milliseconds.
 
-Python's own forkserver dies of the interrupt that Jupyter sends to the whole process group, and leaves stuck ranks alive when the kernel
-is killed. This one ignores SIGINT, lives in a session of its own, and watches the launcher's end of a socket: when that closes, however
-the launcher went, it kills every rank, removes the rendezvous directory and ends. It keeps one thread for ever, which makes fork safe.
+Python's own forkserver dies of the interrupt that Jupyter sends to the whole process group, and leaves stuck ranks
+alive when the kernel is killed. This one ignores SIGINT, lives in a session of its own, and watches the launcher's
+end of a socket: when that closes, however the launcher went, it kills every rank, removes the rendezvous directory
+and ends. It keeps one thread for ever, which makes fork safe.
 
 Messages keep their boundaries, the socket being SOCK_SEQPACKET:
     to the server      b"fork" with two file descriptors: the rank's control socket, and where its prints go
-    from the server    as JSON: {"ready": threads}, {"forked": pid}, {"ended": pid, "code": exit status, negative for a signal}
+    from the server    as JSON: {"ready": threads}, {"forked": pid},
+                       {"ended": pid, "code": exit status, negative for a signal}
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ import signal
 import socket
 
 PR_SET_PDEATHSIG = 1
-PRELOAD = ("torch", "torch._dynamo", "torch.distributed", "torch.distributed.fsdp", "numpy", "cloudpickle", "dpviz.ranks.rank")
+PRELOAD = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.distributed.fsdp",
+    "numpy",
+    "cloudpickle",
+    "dpviz.ranks.rank",
+)
 
 
 def preload() -> None:
@@ -88,7 +98,9 @@ class Server:
     def become_rank(self, control: int, output: int) -> None:
         try:
             server = os.getppid()
-            self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the server has one thread for ever, so its death is the process's
+            self.prctl(
+                PR_SET_PDEATHSIG, signal.SIGKILL
+            )  # the server has one thread for ever, so its death is the process's
             if os.getppid() != server:
                 os._exit(1)
             self.ready.close()

@@ -1,7 +1,8 @@
 """Where rank processes come from: forked by a rank server (Linux), or started one by one (elsewhere).
 
-Both give the pool the same three things: `start(control, output)` begins a rank that serves these descriptors, `news()` tells which ranks
-have begun and ended, and `close()` ends them all. `start` does not wait, so eight ranks begin together.
+Both give the pool the same three things: `start(control, output)` begins a rank that serves these descriptors,
+`news()` tells which ranks have begun and ended, and `close()` ends them all. `start` does not wait, so eight ranks
+begin together.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 
 from dpviz.measure import wire
 from dpviz.ranks import travel
+from dpviz.ranks.errors import RankError
 
 # numpy's OpenBLAS and OpenMP would start threads at import, and a process with threads cannot be forked safely
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -30,11 +32,16 @@ def start_method() -> str:
 
 
 def make():
+    """Return a new source of ranks. Raises RankError on Windows, which has none of the sockets that this needs."""
+    if os.name == "nt":
+        raise RankError("dpviz starts its ranks on Linux and macOS; on Windows use it inside WSL 2")
     return RankServer() if start_method() == "fork" else Spawned()
 
 
 def _python(code: str, *arguments: object, descriptors: list[int], **options) -> subprocess.Popen:
-    """Start this Python with `code`, dpviz importable, one thread a library, in a session of its own (an interrupt must not reach it)."""
+    """Start this Python with `code`, dpviz importable, one thread a library, in a session of its own (an interrupt
+    must not reach it).
+    """
     return subprocess.Popen(
         [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {_ROOT!r}); {code}", *map(str, arguments)],
         pass_fds=descriptors,

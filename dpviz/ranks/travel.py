@@ -1,7 +1,8 @@
 """Functions travel to the ranks, tracebacks travel back.
 
-A function from a notebook cell is sent by value. cloudpickle replaces its file name by '<dynamic-code>'; here the code object keeps it,
-so that a rank's traceback names the cell and the launcher, which has the cell's text, can show the line.
+A function from a notebook cell is sent by value. cloudpickle replaces its file name by '<dynamic-code>'; here the
+code object keeps it, so that a rank's traceback names the cell and the launcher, which has the cell's text, can show
+the line.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _RANKS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class _Pickler(cloudpickle.Pickler):
-    dispatch_table = {**cloudpickle.Pickler.dispatch_table, types.CodeType: lambda code: (marshal.loads, (marshal.dumps(code),))}
+    dispatch_table = {
+        **cloudpickle.Pickler.dispatch_table,
+        types.CodeType: lambda code: (marshal.loads, (marshal.dumps(code),)),
+    }
 
 
 def dumps(thing: Any) -> bytes:
@@ -40,18 +44,21 @@ loads = cloudpickle.loads
 
 
 def pack(experiment: Any, config: Any) -> bytes:
-    """Return experiment and config as bytes. Raises ValueError with a sentence where something in them cannot travel."""
+    """Return experiment and config as bytes. Raises ValueError where something in them cannot travel."""
     try:
         return dumps((experiment, config))
     except Exception as error:  # pickling runs __reduce__ of anything: it may raise anything
         raise ValueError(
-            f"{name_of(experiment)} cannot be sent to the ranks, because it uses something that belongs to this process: {error}. "
+            f"{name_of(experiment)} cannot be sent to the ranks, because it uses something that belongs to this "
+            f"process: {error}. "
             "Make such things (files, locks, process groups, models on a device) inside the function."
         ) from error
 
 
 def resolve(experiment: Any) -> Any:
-    """Return the function; a string 'package.module:function' is imported (so that a launcher need not import it itself)."""
+    """Return the function; a string 'package.module:function' is imported (so that a launcher need not import it
+    itself).
+    """
     if not isinstance(experiment, str):
         return experiment
     module, _, name = experiment.partition(":")
@@ -59,11 +66,17 @@ def resolve(experiment: Any) -> Any:
 
 
 def name_of(experiment: Any) -> str:
-    return experiment.partition(":")[2] if isinstance(experiment, str) else getattr(experiment, "__name__", type(experiment).__name__)
+    return (
+        experiment.partition(":")[2]
+        if isinstance(experiment, str)
+        else getattr(experiment, "__name__", type(experiment).__name__)
+    )
 
 
 def is_users(file: str) -> bool:
-    """Whether a frame of this file is the user's (a cell, a script, an experiment), not a library's or the launcher's."""
+    """Whether a frame of this file is the user's (a cell, a script, an experiment), not a library's or the
+    launcher's.
+    """
     path = os.path.normpath(file)
     if path.startswith(_RANKS) or file.startswith("<frozen"):
         return False
@@ -102,7 +115,8 @@ def traceback_text(kind: str, message: str, frames: list[Frame]) -> str:
 
 
 def edited(known: dict[str, float]) -> bool:
-    """Whether a module of the user's that this process has imported changed on disk since the last call; `known` is brought up to date.
+    """Whether a module of the user's that this process has imported changed on disk since the last call; `known` is
+    brought up to date.
 
     A warm rank keeps what it has imported, so it must be replaced then.
     """
