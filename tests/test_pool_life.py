@@ -67,6 +67,14 @@ class Kernel:
         self.client.execute_interactive(code, timeout=60, output_hook=hear)
         return "".join(said)
 
+    def error(self, code):
+        """Run code that fails; return what the notebook shows of it."""
+        self.client.execute(code)
+        while (message := self.client.get_iopub_msg(timeout=30))["msg_type"] != "error":
+            pass
+        time.sleep(0.3)  # ipykernel drops what is asked of it right after an error
+        return "\n".join(message["content"]["traceback"])
+
     def begin_stuck(self):
         """Begin a launch that cannot end, and wait until its ranks are in it."""
         self.client.execute(
@@ -129,16 +137,35 @@ def test_two_kernels_at_once_and_a_kernel_that_has_used_openmp():
         assert two.run("print(dpviz.launch(total, world_size=2).results)") == "[2.0, 2.0]\n"
 
 
-def test_an_error_in_a_notebook_shows_the_cells_own_line():
+@pytest.fixture(scope="module")
+def notebook():
     with Kernel() as kernel:
-        kernel.run("def wrong(config):\n    x = 1\n    raise KeyError('planted')")
-        kernel.client.execute("dpviz.launch(wrong, world_size=2)")
-        while (message := kernel.client.get_iopub_msg(timeout=30))["msg_type"] != "error":
-            pass
-        shown = "\n".join(message["content"]["traceback"])
-        assert "raise KeyError('planted')" in shown
-        assert "Cell In[" in shown and "line 3" in shown
-        assert "dpviz/ranks" not in shown
+        yield kernel
+
+
+def test_an_error_in_a_notebook_shows_the_cells_own_line(notebook):
+    notebook.run("def wrong(config):\n    x = 1\n    raise KeyError('planted')")
+    shown = notebook.error("dpviz.launch(wrong, world_size=2)")
+    assert "raise KeyError('planted')" in shown
+    assert "Cell In[" in shown and "line 3" in shown
+    assert "dpviz/ranks" not in shown
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("dpviz.launch(total, world_size=0)", "world_size is 0, but it must be a whole number from 1 to 32."),
+        ("from dpviz.questions.equivalence import Config; Config(dtype='float8')", "Did you mean float64?"),
+        (
+            "import _thread; lock = _thread.allocate_lock(); dpviz.launch(lambda c: lock, world_size=2)",
+            "inside the func",
+        ),
+    ],
+)
+def test_a_wrong_value_in_a_notebook_is_a_sentence_without_our_frames(notebook, code, sentence):
+    shown = notebook.error(code)
+    assert shown.startswith("ValueError: ") and sentence in shown
+    assert "dpviz/" not in shown and len(shown.splitlines()) == 1
 
 
 def test_200_launches_leave_nothing():

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 
+from dpviz.questions.base import WrongValue
+
 # name -> (the function that every rank runs, one line for `python -m dpviz list`)
 QUESTIONS = {
     "equivalence": ("dpviz.experiments.equivalence:experiment", "Do k ranks compute the gradient of the whole batch?"),
@@ -17,7 +19,7 @@ QUESTIONS = {
 def config_class(name: str):
     """Return the Config class of the question `name`. Raises ValueError with the known names."""
     if name not in QUESTIONS:
-        raise ValueError(
+        raise WrongValue(
             f"there is no experiment named {name!r}. The experiments are: {', '.join(QUESTIONS)}. "
             "See python -m dpviz list."
         )

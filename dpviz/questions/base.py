@@ -14,6 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_WORLD_SIZE = 32
+
+
+class WrongValue(ValueError):
+    """Something given was wrong: what was given, what is allowed, what to do. A notebook shows the sentence alone."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"ValueError: {self}"]
+
+
 DTYPES = ("float64", "float32", "bfloat16")
 
 
@@ -53,7 +62,7 @@ class Field:
         if not right[self.kind]():
             near = difflib.get_close_matches(str(value), self.options, 1)
             hint = f" Did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{self.name} is {_shown(value)}, but it must be {self.allowed()}.{hint}")
+            raise WrongValue(f"{self.name} is {_shown(value)}, but it must be {self.allowed()}.{hint}")
         return float(value) if self.kind == "number" else value
 
     def parse(self, text: str) -> Any:
@@ -128,7 +137,7 @@ def parse(config_class: type[Question], texts: dict[str, str]) -> Question:
         if name not in known:
             near = difflib.get_close_matches(name, [*known, "world_size"], 1)
             hint = f" Did you mean --{near[0].replace('_', '-')}?" if near else ""
-            raise ValueError(f"there is no field named {name!r} here. The fields are: {', '.join(known)}.{hint}")
+            raise WrongValue(f"there is no field named {name!r} here. The fields are: {', '.join(known)}.{hint}")
     return config_class(**{name: known[name].parse(text) for name, text in texts.items()})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dpviz.questions.base import Question, choice, flag, number, whole
+from dpviz.questions.base import Question, WrongValue, choice, flag, number, whole
 from dpviz.records import COUNTED
 from dpviz.theory import traffic
 
@@ -37,12 +37,12 @@ class Config(Question):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.model == "weight") != (self.data == "count"):
-            raise ValueError(
+            raise WrongValue(
                 f"model {self.model} cannot learn data {self.data}. "
                 "weight goes with count, mlp and transformer with digits or text."
             )
         if self.model == "weight" and self.norm != "none":
-            raise ValueError(
+            raise WrongValue(
                 f"norm is {self.norm!r}, but the model weight has no hidden layer. Use norm none, or another model."
             )
 

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from dpviz.questions.base import WrongValue
 from dpviz.ranks.ongoing import Outcome
 from dpviz.records import Wire
 
@@ -75,7 +76,7 @@ def _group(world_size: int, timeout: float, counters) -> Iterator[None]:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
     if dist.is_initialized():
         if dist.get_world_size() != world_size:
-            raise ValueError(
+            raise WrongValue(
                 f"world_size is {world_size}, but {launcher() or 'the process group'} has {dist.get_world_size()} "
                 "ranks; give that number."
             )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpviz.measure import wire
-from dpviz.questions.base import check_world_size
+from dpviz.questions.base import WrongValue, check_world_size
 from dpviz.ranks import here, jobs, sources, travel
 from dpviz.ranks.ongoing import Outcome
 from dpviz.records import ALONE, Environment, Run
@@ -119,12 +119,12 @@ def start(
 
 def _checked(experiment: Any, config: Any, world_size: Any, timeout: Any) -> tuple[str, int]:
     if not callable(experiment) and not (isinstance(experiment, str) and ":" in experiment):
-        raise ValueError(
+        raise WrongValue(
             f"the experiment is {experiment!r}, but it must be a function that takes the config; "
             "give the function itself, without calling it."
         )
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT_S:
-        raise ValueError(
+        raise WrongValue(
             f"timeout is {timeout!r}, but it must be a number of seconds above 0 and at most {LONGEST_TIMEOUT_S}."
         )
     world_size = check_world_size(world_size)

@@ -20,6 +20,8 @@ from typing import Any
 
 import cloudpickle
 
+from dpviz.questions.base import WrongValue
+
 Frame = tuple[str, int, str]  # file, line, function
 
 _LIBRARIES = tuple(os.path.normpath(sysconfig.get_paths()[name]) + os.sep for name in ("stdlib", "purelib", "platlib"))
@@ -48,7 +50,7 @@ def pack(experiment: Any, config: Any) -> bytes:
     try:
         return dumps((experiment, config))
     except Exception as error:  # pickling runs __reduce__ of anything: it may raise anything
-        raise ValueError(
+        raise WrongValue(
             f"{name_of(experiment)} cannot be sent to the ranks, because it uses something that belongs to this "
             f"process: {error}. "
             "Make such things (files, locks, process groups, models on a device) inside the function."
