@@ -17,7 +17,7 @@ from pathlib import Path
 from dpviz import questions
 from dpviz.questions.base import WORLD_SIZE, check_world_size, fields_of, parse
 
-RUN_OPTIONS = {"world_size": "4", "timeout": "60", "out": None, "json": False}
+RUN_OPTIONS = {"world_size": None, "timeout": "60", "out": None, "json": False}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,11 +70,8 @@ def run(arguments: list[str]) -> int:
     if texts.pop("help", False) or texts.pop("h", False):
         return list_questions([])
     given = {key: texts.pop(key, default) for key, default in RUN_OPTIONS.items()}
-    config, world_size, timeout = (
-        parse(config_class, texts),
-        check_world_size(given["world_size"]),
-        _seconds(given["timeout"]),
-    )
+    config, timeout = parse(config_class, texts), _seconds(given["timeout"])
+    world_size = check_world_size(given["world_size"] or config.implied_world_size() or WORLD_SIZE.default)
     config.check_world_size(world_size)
     out = _writable(given["out"])
 

@@ -8,6 +8,7 @@ count    x = 1, 2, 3, ...: for examples worked by hand, y = w * x. Never shuffle
 
 import gzip
 import importlib.util
+import itertools
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -65,6 +66,18 @@ def text_lines():
     return _text_file().splitlines()
 
 
+def sequence(line, length):
+    """`length` characters of the text from the start of a line on, and the ones that come next: x and y (length,)
+    int64.
+
+    Lines are counted from 0 and start again after the last one, and so does the text.
+    """
+    starts = _line_starts()
+    tokens = load("text").x.flatten()
+    index = (starts[line % len(starts)] + torch.arange(length + 1)) % len(tokens)
+    return tokens[index[:-1]], tokens[index[1:]]
+
+
 def _indices(size, start, stop, seed):
     pieces = [torch.empty(0, dtype=torch.int64)]
     while start < stop:
@@ -107,6 +120,12 @@ def _text():
 def _count():
     x = torch.arange(1, 257, dtype=torch.float64).unsqueeze(1)  # up to 256 every whole number is exact in bfloat16
     return Dataset(name="count", x=x, y=torch.zeros(256, dtype=torch.int64), inputs=1, outputs=1)
+
+
+@cache
+def _line_starts():
+    lengths = [0, *(len(line) + 1 for line in text_lines()[:-1])]
+    return list(itertools.accumulate(lengths))
 
 
 @cache

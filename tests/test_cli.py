@@ -166,3 +166,21 @@ def test_an_ordinary_user_can_run_it(tmp_path):
     done = dpviz("run", "equivalence", "--world-size", "4", "--json", **nobody)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["facts"]["gradients_equal"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--tokens", "1/3", "--loss-sums", "8/3"], {"global_mean": 2.75}),
+        (["--tokens", "10,90", "--loss-sums", "30,90"], {"mean_of_micro_means": 2.0, "global_mean": 1.2}),
+        (
+            ["--tokens", "10,30/60,100", "--loss-sums", "30,60/60,100"],
+            {"mean_of_micro_means": 1.75, "mean_of_rank_means": 1.625, "global_mean": 1.25},
+        ),
+        (["--tokens", "64/2000", "--loss-sums", "128/1000"], {"mean_of_rank_means": 1.25, "weighted": 0.54651}),
+        (["--tokens", "7/6", "--loss-sums", "7/84"], {"mean_of_rank_means": 7.5, "weighted": 7.0}),
+    ],
+)
+def test_the_reported_cases_of_unequal_batches(arguments, expected):
+    facts = json.loads(dpviz("run", "unequal", *arguments, "--json").stdout)["facts"]
+    assert {name: facts[name] for name in expected} == pytest.approx(expected, abs=5e-6)

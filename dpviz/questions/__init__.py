@@ -13,6 +13,14 @@ from dpviz.questions.base import WrongValue
 # name -> (the function that every rank runs, one line for `python -m dpviz list`)
 QUESTIONS = {
     "equivalence": ("dpviz.experiments.equivalence:experiment", "Do k ranks compute the gradient of the whole batch?"),
+    "unequal": (
+        "dpviz.experiments.unequal:experiment",
+        "What if the ranks do not hold equally many samples, or tokens?",
+    ),
+    "accumulation": (
+        "dpviz.experiments.accumulation:experiment",
+        "What do K micro-batches cost, and how often must the ranks communicate?",
+    ),
 }
 
 

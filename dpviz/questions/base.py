@@ -1,8 +1,8 @@
 """How a Config is declared, checked and read from text.
 
-A question's Config is a frozen dataclass whose fields are made by `whole`, `number`, `choice` and `flag`. From that
-one declaration come the check when it is made, the option of the command line, the control of a panel and the line of
-the documentation.
+A question's Config is a frozen dataclass whose fields are made by `whole`, `number`, `choice`, `flag` and `rows`.
+From that one declaration come the check when it is made, the option of the command line, the control of a panel and
+the line of the documentation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ DTYPES = ("float64", "float32", "bfloat16")
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """What is allowed in a field of a Config: `kind` is whole, number, choice or flag."""
+    """What is allowed in a field of a Config: `kind` is whole, number, choice, flag or rows.
+
+    `rows` is a list of lists of numbers, a list a rank; on a command line 10,30/60,100. It may be left out (None) where
+    its default is None. `low` and `high` bound each number.
+    """
 
     name: str
     kind: str
@@ -37,49 +41,62 @@ class Field:
     low: float | None = None
     high: float | None = None
     options: tuple[str, ...] = ()
+    integers: bool = False
 
     def allowed(self) -> str:
         if self.kind == "choice":
             return f"one of {', '.join(self.options)}"
         if self.kind == "flag":
             return "true or false"
-        what = "a whole number" if self.kind == "whole" else "a number"
-        return f"{what} from {self.low:g} to {self.high:g}"
+        if self.kind == "rows":
+            what = "whole numbers" if self.integers else "numbers"
+            return f"rows of {what} from {self.low:g} to {self.high:g}, rank by rank, such as 10,30/60,100"
+        return f"{'a whole number' if self.integers else 'a number'} from {self.low:g} to {self.high:g}"
 
     def check(self, value: Any) -> Any:
-        """Return `value`, as an int or float where it is one. Raises ValueError with a sentence."""
-        right = {
-            "whole": lambda: isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high,
-            "number": lambda: (
-                isinstance(value, int | float)
-                and not isinstance(value, bool)
-                and math.isfinite(value)
-                and self.low <= value <= self.high
-            ),
-            "choice": lambda: value in self.options,
-            "flag": lambda: isinstance(value, bool),
-        }
-        if not right[self.kind]():
-            near = difflib.get_close_matches(str(value), self.options, 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise WrongValue(f"{self.name} is {_shown(value)}, but it must be {self.allowed()}.{hint}")
-        return float(value) if self.kind == "number" else value
+        """Return `value`: numbers as int or float, rows as a tuple of tuples. Raises ValueError with a sentence."""
+        if self.kind == "rows" and value is None and self.default is None:
+            return None
+        if self.kind == "rows" and _is_rows(value) and all(self._is_allowed(number) for row in value for number in row):
+            return tuple(tuple(number if self.integers else float(number) for number in row) for row in value)
+        if self.kind in ("whole", "number") and self._is_allowed(value):
+            return value if self.integers else float(value)
+        if self.kind == "choice" and isinstance(value, str) and value in self.options:
+            return value
+        if self.kind == "flag" and isinstance(value, bool):
+            return value
+        near = difflib.get_close_matches(str(value), self.options, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise WrongValue(f"{self.name} is {_shown(value)}, but it must be {self.allowed()}.{hint}")
 
     def parse(self, text: str) -> Any:
         """Return the value that `text` (from a command line) stands for, checked. Raises ValueError with a sentence."""
-        value: Any = text
-        if self.kind == "flag":
-            value = {"true": True, "false": False}.get(text.lower(), text)
-        elif self.kind in ("whole", "number"):
-            try:
-                value = int(text) if self.kind == "whole" else float(text)
-            except ValueError:
-                pass
+        number = int if self.integers else float
+        try:
+            if self.kind == "rows":
+                value = [[number(part) for part in row.split(",")] for row in text.split("/")]
+            elif self.kind in ("whole", "number"):
+                value = number(text)
+            else:
+                value = {"true": True, "false": False}.get(text.lower(), text) if self.kind == "flag" else text
+        except ValueError:
+            value = text
         return self.check(value)
+
+    def _is_allowed(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int if self.integers else int | float):
+            return False
+        return math.isfinite(value) and self.low <= value <= self.high
+
+
+def _is_rows(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple) and bool(value) and all(isinstance(row, list | tuple) and row for row in value)
+    )
 
 
 def whole(default: int, *, low: int, high: int, help: str) -> Any:
-    return _declare(default, kind="whole", low=low, high=high, help=help)
+    return _declare(default, kind="whole", low=low, high=high, integers=True, help=help)
 
 
 def number(default: float, *, low: float, high: float, help: str) -> Any:
@@ -92,6 +109,10 @@ def choice(default: str, options: tuple[str, ...], *, help: str) -> Any:
 
 def flag(default: bool, *, help: str) -> Any:
     return _declare(default, kind="flag", help=help)
+
+
+def rows(default: Any, *, low: float, high: float, help: str, integers: bool = False) -> Any:
+    return _declare(default, kind="rows", low=low, high=high, help=help, integers=integers)
 
 
 def _declare(default: Any, **allowed: Any) -> Any:
@@ -109,8 +130,17 @@ class Question:
         for one in fields_of(type(self)):
             object.__setattr__(self, one.name, one.check(getattr(self, one.name)))
 
+    def implied_world_size(self) -> int | None:
+        """Return the number of ranks that the fields imply, None where they imply none."""
+        return None
+
     def check_world_size(self, world_size: int) -> None:
-        """Raise ValueError where this config cannot run on so many ranks; a question that minds overrides it."""
+        """Raise ValueError where this config cannot run on so many ranks."""
+        implied = self.implied_world_size()
+        if implied not in (None, world_size):
+            raise WrongValue(
+                f"world_size is {world_size}, but the fields describe {implied} ranks. Leave it out, or give {implied}."
+            )
 
     @staticmethod
     def facts(run) -> dict[str, Any]:
@@ -141,7 +171,9 @@ def parse(config_class: type[Question], texts: dict[str, str]) -> Question:
     return config_class(**{name: known[name].parse(text) for name, text in texts.items()})
 
 
-WORLD_SIZE = Field(name="world_size", kind="whole", default=4, low=1, high=MAX_WORLD_SIZE, help="number of ranks, k")
+WORLD_SIZE = Field(
+    name="world_size", kind="whole", default=4, low=1, high=MAX_WORLD_SIZE, integers=True, help="number of ranks, k"
+)
 
 
 def check_world_size(value: Any) -> int:

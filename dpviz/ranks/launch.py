@@ -27,7 +27,7 @@ def launch(
     experiment: Callable | str,
     config: Any = None,
     *,
-    world_size: int,
+    world_size: int | None = None,
     timeout: float = 60,
     on_record: Callable[[int, Any], None] | None = None,
     on_print: Callable[[int, str], None] | None = None,
@@ -36,7 +36,7 @@ def launch(
     the Run.
 
     experiment   a function, or "package.module:function"; it may yield records and may return a result
-    world_size   the number of ranks, k, from 1 to 32
+    world_size   the number of ranks, k, from 1 to 32; may be left out where the config implies it
     timeout      seconds that a collective may take, and half of what the whole launch may be silent (no record,
                  no print, no result)
     on_record    called as on_record(rank, record) as records arrive
@@ -81,7 +81,7 @@ def start(
     experiment: Callable | str,
     config: Any = None,
     *,
-    world_size: int,
+    world_size: int | None = None,
     timeout: float = 60,
     on_record: Callable[[int, Any], None] | None = None,
     on_print: Callable[[int, str], None] | None = None,
@@ -127,6 +127,8 @@ def _checked(experiment: Any, config: Any, world_size: Any, timeout: Any) -> tup
         raise WrongValue(
             f"timeout is {timeout!r}, but it must be a number of seconds above 0 and at most {LONGEST_TIMEOUT_S}."
         )
+    if world_size is None and hasattr(config, "implied_world_size"):
+        world_size = config.implied_world_size()
     world_size = check_world_size(world_size)
     if hasattr(config, "check_world_size"):
         config.check_world_size(world_size)

@@ -38,6 +38,11 @@ def make():
     return RankServer() if start_method() == "fork" else Spawned()
 
 
+def _conditions() -> tuple:
+    """Return what ranks take over from here when they start: how to start and to count, and dpviz's own files."""
+    return start_method(), wire.how(), travel.source_times()
+
+
 def _python(code: str, *arguments: object, descriptors: list[int], **options) -> subprocess.Popen:
     """Start this Python with `code`, dpviz importable, one thread a library, in a session of its own (an interrupt
     must not reach it).
@@ -57,7 +62,7 @@ class RankServer:
 
     def __init__(self) -> None:
         self.directory = tempfile.mkdtemp(prefix="dpviz-")  # the server removes it
-        self.sources = travel.source_times()
+        self.conditions = _conditions()
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = tempfile.TemporaryFile()
         self.process = _python(
@@ -92,8 +97,8 @@ class RankServer:
             messages.append(json.loads(data))
 
     def usable(self) -> bool:
-        """Whether it lives, and dpviz's own files are those it has imported."""
-        return self.process.poll() is None and self.sources == travel.source_times()
+        """Whether it lives, and what it was started with still holds."""
+        return self.process.poll() is None and self.conditions == _conditions()
 
     def said(self) -> str:
         """Return the last lines it printed before it ended."""
@@ -117,7 +122,7 @@ class Spawned:
 
     def __init__(self) -> None:
         self.directory = tempfile.mkdtemp(prefix="dpviz-")
-        self.sources = travel.source_times()
+        self.conditions = _conditions()
         self.processes: list[subprocess.Popen] = []
         self.unsaid: list[dict] = []
 
@@ -141,7 +146,7 @@ class Spawned:
         return messages
 
     def usable(self) -> bool:
-        return self.sources == travel.source_times()
+        return self.conditions == _conditions()
 
     def said(self) -> str:
         return ""
