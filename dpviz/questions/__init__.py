@@ -21,6 +21,11 @@ QUESTIONS = {
         "dpviz.experiments.accumulation:experiment",
         "What do K micro-batches cost, and how often must the ranks communicate?",
     ),
+    "sampler": ("dpviz.experiments.sampler:experiment", "Which samples does each rank see?"),
+    "clipping": (
+        "dpviz.experiments.clipping:experiment",
+        "In which order may gradients be averaged, clipped and unscaled?",
+    ),
 }
 
 
