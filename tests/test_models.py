@@ -96,7 +96,7 @@ def test_text_is_causal_and_digits_are_not():
     dataset, x, _ = batch("digits")
     model = models.build("transformer", dataset, dtype=torch.float64)
     rows = []
-    model.blocks.register_forward_hook(lambda _, __, out: rows.append(out.detach()))
+    model.block.register_forward_hook(lambda _, __, out: rows.append(out.detach()))
     changed = x.clone()
     changed[:, -1] += 1
     model(x), model(changed)

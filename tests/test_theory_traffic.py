@@ -24,10 +24,14 @@ ALL_REDUCE_ON_THE_WIRE = {  # (ranks, elements, bytes an element): one entry a r
     (4, 4, 4): [792, 688, 984, 1088],
     (4, 12345, 4): [75812, 75784, 75784, 75812],
     (4, 1001, 2): [4738, 4724, 4724, 4738],
+    (4, 10, 8): [1184, 1008, 1216, 1392],
+    (4, 37, 4): [1956, 1944, 1944, 1956],
     (4, 1 << 21, 4): [12584640, 12584640, 12584640, 12584640],
     (5, 4, 4): [792, 688, 984, 1184, 1088],
     (5, 12345, 4): [81324, 81304, 81304, 81304, 81324],
     (5, 1 << 22, 4): [26848192, 26848128, 26848128, 26848128, 26848192],
+    (6, 5, 8): [1120, 960, 1160, 1416, 1520, 1424],
+    (6, 64, 8): [3584, 3424, 3424, 3424, 3472, 3632],
 }
 BROADCAST_ON_THE_WIRE = {  # (ranks, root): copies sent by each rank, headers left out
     (2, 0): [1, 0],
@@ -50,6 +54,15 @@ def test_gloo_all_reduce_is_what_the_kernel_counted(case):
 def test_broadcast_is_what_the_kernel_counted(case):
     k, root = case
     assert traffic.broadcast_bytes(1000, k, root=root) == [1000 * copies for copies in BROADCAST_ON_THE_WIRE[case]]
+
+
+@pytest.mark.parametrize(
+    "k, root, headers",
+    [(2, 0, [96, 48]), (3, 1, [48, 192, 48]), (4, 0, [192, 144, 48, 48]), (5, 1, [48, 288, 144, 48, 48])],
+)
+def test_the_headers_of_a_broadcast_are_what_the_kernel_counted(k, root, headers):
+    assert traffic.broadcast_framing_bytes(k, root=root) == headers
+    assert traffic.broadcast_framing_bytes(1) == [0]
 
 
 @pytest.mark.parametrize("k", range(1, 33))

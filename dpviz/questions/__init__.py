@@ -26,6 +26,10 @@ QUESTIONS = {
         "dpviz.experiments.clipping:experiment",
         "In which order may gradients be averaged, clipped and unscaled?",
     ),
+    "optimizer_state": (
+        "dpviz.experiments.optimizer_state:experiment",
+        "Which steps must be the same on every rank?",
+    ),
 }
 
 

@@ -67,7 +67,7 @@ class Config(Question):
         all_reduces               of an update on one rank: the most that any full window issued
         gradient_scale            measured over true gradient, of the first update; gradient_scale_by_update of each:
                                   the factor that fits best, the largest over ranks
-        gradient_error            length of the difference to the true gradient over the true length, of the first update
+        gradient_error            length of the difference to the true gradient over the true length, first update
         gradients                 length of the first update's gradient, rank by rank; true_gradient that of one process
         ranks_identical           parameters bit for bit after every update; first_divergent_step where they part
         activation_bytes          of a rank: the most that autograd kept of one micro-batch for its backward

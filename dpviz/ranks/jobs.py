@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from dpviz.ranks.errors import Stopped
+from dpviz.ranks.errors import RankError, Stopped
 from dpviz.ranks.ongoing import Outcome
 from dpviz.ranks.pool import RankPool
 
@@ -28,8 +28,15 @@ STOP_S = 0.2  # how long a stopped job may take to notice before its ranks are k
 class Job:
     """A launch that has been asked for."""
 
-    def __init__(self, payload: bytes, *, finish: Callable[[Outcome], Any], **options: Any):
-        self._payload, self._finish, self._options = payload, finish, options
+    def __init__(
+        self,
+        payload: bytes,
+        *,
+        finish: Callable[[Outcome], Any],
+        fail: Callable[[RankError], Any] | None = None,
+        **options: Any,
+    ):
+        self._payload, self._finish, self._fail, self._options = payload, finish, fail, options
         self._future: Future = Future()
         self._wake, self._alarm = socket.socketpair()
 
@@ -62,12 +69,20 @@ class Job:
         try:
             if self._asked_to_stop():
                 raise Stopped("the launch was stopped before it began")
-            self._future.set_result(self._finish(pool.run(self._payload, wake=self._wake, **self._options)))
+            self._future.set_result(self._run(pool))
         except BaseException as error:
             self._future.set_exception(error)
         finally:
             self._wake.close()
             self._alarm.close()
+
+    def _run(self, pool: RankPool) -> Any:
+        try:
+            return self._finish(pool.run(self._payload, wake=self._wake, **self._options))
+        except RankError as error:
+            if self._fail is None:
+                raise
+            return self._fail(error)
 
     def _asked_to_stop(self) -> bool:
         self._wake.setblocking(False)

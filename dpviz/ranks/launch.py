@@ -17,8 +17,9 @@ from typing import Any
 from dpviz.measure import wire
 from dpviz.questions.base import WrongValue, check_world_size
 from dpviz.ranks import here, jobs, sources, travel
+from dpviz.ranks.errors import RankError
 from dpviz.ranks.ongoing import Outcome
-from dpviz.records import ALONE, Environment, Run
+from dpviz.records import ALONE, Environment, Run, Wire
 
 LONGEST_TIMEOUT_S = 24 * 3600
 
@@ -106,9 +107,20 @@ def start(
     def finish(outcome: Outcome) -> Run:
         return _made(name, config, outcome, records, prints=prints, launcher="pool")
 
+    def fail(error: RankError) -> Run:
+        """A question may be about a failure: then it makes its facts of the error and of the records before it."""
+        nothing = Outcome([None] * world_size, [Wire()] * world_size, [[]] * world_size)
+        run = _unfinished(name, config, nothing, records, prints=prints, launcher="pool")
+        facts_of_failure = getattr(type(config), "facts_of_failure", lambda run, error: None)
+        facts = facts_of_failure(run, error)
+        if facts is None:
+            raise error
+        return dataclasses.replace(run, facts=facts)
+
     job = jobs.Job(
         travel.pack(experiment, config),
         finish=finish,
+        fail=fail,
         world_size=world_size,
         timeout=timeout,
         on_record=keep,
@@ -138,7 +150,14 @@ def _checked(experiment: Any, config: Any, world_size: Any, timeout: Any) -> tup
 
 
 def _made(name: str, config: Any, outcome: Outcome, records: list, *, prints: list, launcher: str) -> Run:
-    run = Run(
+    run = _unfinished(name, config, outcome, records, prints=prints, launcher=launcher)
+    facts = getattr(type(config), "facts", None)
+    return dataclasses.replace(run, facts=facts(run)) if facts else run
+
+
+def _unfinished(name: str, config: Any, outcome: Outcome, records: list, *, prints: list, launcher: str) -> Run:
+    """Return the Run without its facts."""
+    return Run(
         experiment=name,
         config=_as_dict(config),
         results=outcome.results,
@@ -148,8 +167,6 @@ def _made(name: str, config: Any, outcome: Outcome, records: list, *, prints: li
         collectives=outcome.collectives,
         prints=prints,
     )
-    facts = getattr(type(config), "facts", None)
-    return dataclasses.replace(run, facts=facts(run)) if facts else run
 
 
 def _as_dict(config: Any) -> dict[str, Any]:

@@ -67,7 +67,8 @@ def broadcast_bytes(payload, k, *, root=0):
 def broadcast_framing_bytes(k, *, root=0):
     """Bytes of gloo's headers that each rank sends in one broadcast, whatever its size: a list with one entry a rank.
 
-    A rank that receives says it is ready (one header); for each copy it passes on it sends two (measured at k = 2 to 8).
+    A rank that receives says it is ready (one header); for each copy it passes on it sends two (measured at k = 2 to
+    8).
     """
     copies = broadcast_bytes(1, k, root=root)
     return [HEADER * (2 * count + (rank != root)) for rank, count in enumerate(copies)]

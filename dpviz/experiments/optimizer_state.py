@@ -1,0 +1,215 @@
+"""Which steps must be the same on every rank? A training run with one fault that can be switched on.
+
+    python -m dpviz run optimizer_state --fault skipped_step --fault-rank 2 --json
+
+Built in lesson 06.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import shutil
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch import nn
+from torch.nn import functional as F
+
+from dpviz import data
+from dpviz.experiments.equivalence import DTYPES
+from dpviz.measure import fingerprint
+from dpviz.parallel.ddp import all_reduce_gradients
+from dpviz.questions.optimizer_state import Config
+from dpviz.ranks import seeds
+from dpviz.records import Step
+
+__all__ = ["Config", "experiment"]
+
+COLLECTIVE_TIMEOUT_S = 2  # a left-out collective is found this soon
+MAX_NORM = 5.0
+
+
+def experiment(config):
+    """Train; yields a Step an update, with the fingerprints that the checks compare."""
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+    rank, k, fault = dist.get_rank(), dist.get_world_size(), Fault(config)
+    training = Training(config, seed=config.seed + fault.on_this_rank("different_init"))
+    seeds.reset(config.seed) if fault.on_every_rank("same_dropout_mask") else seeds.seed_by_rank(config.seed)
+    with Checkpoints() as checkpoints:
+        for step in range(config.steps):
+            if fault.here("left_out_collective", step):
+                continue
+            training = checkpoints.maybe_resume(training, step, fault)
+            x, y = batch(config, step, rank, k)
+            total = len(y) if fault.from_here("token_weights_differ", step) else k * len(y)
+            loss = F.cross_entropy(training.model(x), y, reduction="sum") * k / total
+            (loss * training.scaler.scale).backward()
+            if not fault.in_step("no_all_reduce", step):
+                all_reduce_gradients(training.model)
+            training.update(step, k, fault)
+            checkpoints.maybe_save(training, step, fault)
+            yield Step(step=step, loss=loss.item(), values={**training.fingerprints(step), "tokens": total})
+
+
+class Fault:
+    """Whether the fault named is the one switched on, and concerns this rank in this step."""
+
+    def __init__(self, config):
+        self.config, self.mine = config, dist.get_rank() == config.fault_rank
+
+    def on_every_rank(self, name):
+        return self.config.fault == name
+
+    def on_this_rank(self, name):
+        return self.config.fault == name and self.mine
+
+    def in_step(self, name, step):
+        return self.config.fault == name and step == self.config.fault_step
+
+    def here(self, name, step):
+        return self.in_step(name, step) and self.mine
+
+    def from_here(self, name, step):
+        return self.on_this_rank(name) and step >= self.config.fault_step
+
+
+class LossScaler:
+    """Dynamic loss scaling as torch.amp.GradScaler does it: halved upon overflow, doubled after a few updates without
+    one.
+    """
+
+    GROWTH_INTERVAL = 3
+
+    def __init__(self, scale=2.0**10, good=0):
+        self.scale, self.good = scale, good
+
+    def update(self, overflow):
+        self.good = 0 if overflow else self.good + 1
+        if overflow:
+            self.scale /= 2
+        elif self.good == self.GROWTH_INTERVAL:
+            self.scale, self.good = self.scale * 2, 0
+
+
+class Training:
+    """What every rank holds a replica of: model, optimizer, schedule, loss scale and the number of updates."""
+
+    def __init__(self, config, *, seed):
+        self.config = config
+        with torch.random.fork_rng(devices=[]):  # each rank's own stream, which dropout draws from, goes on
+            torch.manual_seed(seed)
+            layers = nn.Linear(64, 32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 10)
+        self.model = nn.Sequential(*layers).to(DTYPES[config.dtype])
+        optimizers = {"sgd": torch.optim.SGD, "adamw": lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.0)}
+        self.optimizer = optimizers[config.optimizer](self.model.parameters(), config.lr)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=config.steps)
+        self.scaler, self.updates, self.mask = LossScaler(), 0, ""
+        self.model[2].register_forward_hook(
+            lambda module, x, out: setattr(self, "mask", fingerprint.digest([out == 0]))
+        )
+
+    def update(self, step, k, fault):
+        """Unscale, clip, step: what every rank must do alike once the gradients are."""
+        parameters = list(self.model.parameters())
+        if fault.here("overflow_on_one_rank", step):
+            parameters[0].grad[0, 0] = math.inf
+        for parameter in parameters:
+            parameter.grad /= self.scaler.scale
+        overflow = not all(parameter.grad.isfinite().all() for parameter in parameters)
+        self.gradients = fingerprint.digest(parameter.grad for parameter in parameters)
+        if fault.here("lr_differs", step):
+            self.optimizer.param_groups[0]["lr"] *= 2
+            self.scheduler.base_lrs[0] *= 2
+        if not overflow and not fault.here("skipped_step", step):
+            nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+            self.optimizer.step()
+            self.updates += 1
+        self.optimizer.zero_grad()
+        self.scaler.update(overflow)
+        for _ in range(k if fault.on_every_rank("scheduler_steps_k_times") else 1):
+            self.scheduler.step()
+        if fault.here("edited_parameter", step):
+            with torch.no_grad():
+                parameters[-1][-1] += 1
+
+    def fingerprints(self, step):
+        moments = [
+            value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)
+        ]
+        return {
+            "number": step,
+            "step": self.updates,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "scaler": self.scaler.scale,
+            "gradients": self.gradients,
+            "optimizer": fingerprint.digest(moments),
+            "parameters": fingerprint.digest(self.model.parameters()),
+            "sample": fingerprint.sample(self.model.parameters()),
+            "dropout": self.mask,
+        }
+
+    def state(self, *, without=()):
+        """Return all that a resumed run needs, in the form of torch.distributed.checkpoint."""
+        parts = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": {"scale": self.scaler.scale, "good": self.scaler.good},
+            "updates": self.updates,
+        }
+        return {name: part for name, part in parts.items() if name not in without}
+
+    def load(self, state):
+        self.model.load_state_dict(state["model"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.optimizer.param_groups[0]["lr"] = self.scheduler.get_last_lr()[0]
+        self.updates = state["updates"]
+        if "optimizer" in state:
+            self.optimizer.load_state_dict(state["optimizer"])
+        if "scaler" in state:
+            self.scaler = LossScaler(**state["scaler"])
+
+
+class Checkpoints:
+    """Real checkpoints in a directory that all ranks share, by torch.distributed.checkpoint; gone at the end."""
+
+    RESUMES = {"stale_checkpoint": (), "resume_without_optimizer": ("optimizer",), "resume_without_scaler": ("scaler",)}
+
+    def __enter__(self):
+        name = [tempfile.mkdtemp(prefix="dpviz-") if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(name)
+        self.directory = name[0]
+        return self
+
+    def __exit__(self, *_):
+        if dist.get_rank() == 0:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def maybe_save(self, training, step, fault):
+        """After the two updates before the one in which the run is resumed."""
+        if fault.config.fault in self.RESUMES and step in (fault.config.fault_step - 2, fault.config.fault_step - 1):
+            checkpoint.save(training.state(), checkpoint_id=f"{self.directory}/{step}")
+
+    def maybe_resume(self, training, step, fault):
+        if fault.config.fault not in self.RESUMES or step != fault.config.fault_step:
+            return training
+        stale, left_out = fault.here("stale_checkpoint", step), self.RESUMES[fault.config.fault] if fault.mine else ()
+        return resumed(training, f"{self.directory}/{step - 1 - stale}", without=left_out)
+
+
+def resumed(training, checkpoint_id, *, without):
+    """Return a new Training with what the checkpoint holds, as a restarted process would."""
+    fresh = Training(training.config, seed=12345)
+    state = training.state(without=without)  # the shapes to read into; every value is overwritten
+    checkpoint.load(state, checkpoint_id=checkpoint_id, no_dist=True)
+    fresh.load(state)
+    return fresh
+
+
+def batch(config, step, rank, k):
+    start = (step * k + rank) * config.micro_batch
+    x, y = data.samples(data.load("digits"), start, start + config.micro_batch, config.seed)
+    return x.to(DTYPES[config.dtype]), y
