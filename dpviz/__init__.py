@@ -29,7 +29,7 @@ _PUBLIC = {
     "launch": "ranks.launch",
     "panel": "panel",
     "predict": "predict",
-    "seed_by_rank": "ranks.seeds",
+    "seed_by_rank": "seeds",
 }
 
 __all__ = sorted(_PUBLIC)

@@ -18,12 +18,11 @@ import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.nn import functional as F
 
-from dpviz import data
+from dpviz import data, seeds
 from dpviz.experiments.equivalence import DTYPES
 from dpviz.measure import fingerprint
 from dpviz.parallel.ddp import all_reduce_gradients
 from dpviz.questions.optimizer_state import Config
-from dpviz.ranks import seeds
 from dpviz.records import Step
 
 __all__ = ["Config", "experiment"]

@@ -30,6 +30,7 @@ QUESTIONS = {
         "dpviz.experiments.optimizer_state:experiment",
         "Which steps must be the same on every rank?",
     ),
+    "large_batch": ("dpviz.experiments.large_batch:experiment", "Is a batch k times larger just k times faster?"),
 }
 
 

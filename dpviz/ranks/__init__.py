@@ -8,7 +8,6 @@ blame.py     from what the ranks said to a RankError
 sources.py   where ranks come from: the rank server, or new interpreters where there is no safe fork
 server.py    the rank server: forks ranks, and ends them when its launcher is gone
 here.py      ranks that this process is itself: world size 1, and under torchrun
-seeds.py     random numbers, equal or by rank
 rank.py      what a rank process does
 travel.py    functions there, tracebacks back
 """

@@ -28,8 +28,9 @@ def run(experiment: Any, config: Any, *, world_size: int, timeout: float, on_rec
     """
     import torch.distributed as dist
 
+    from dpviz import seeds
     from dpviz.measure import collectives, counted, wire
-    from dpviz.ranks import rank, seeds
+    from dpviz.ranks import rank
 
     records: list[Any] = []
 

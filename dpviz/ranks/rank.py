@@ -25,8 +25,9 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
+from dpviz import seeds
 from dpviz.measure import collectives, wire
-from dpviz.ranks import seeds, travel
+from dpviz.ranks import travel
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
