@@ -31,6 +31,10 @@ QUESTIONS = {
         "Which steps must be the same on every rank?",
     ),
     "large_batch": ("dpviz.experiments.large_batch:experiment", "Is a batch k times larger just k times faster?"),
+    "resume": (
+        "dpviz.experiments.resume:experiment",
+        "What must a checkpoint hold, so that a run goes on as if it had not been interrupted?",
+    ),
 }
 
 
