@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,17 @@ def __getattr__(name: str):
     value = getattr(importlib.import_module(f"dpviz.{_PUBLIC[name]}"), name)
     globals()[name] = value
     return value
+
+
+class _Package(types.ModuleType):
+    """The package itself: importing the module dpviz.panel must not put it in the place of the function dp.panel."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _PUBLIC and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -1,12 +1,11 @@
 """A panel: controls -> config -> real ranks -> one figure and one sentence. It computes nothing.
 
-Threads: a control's callback (JupyterLab runs it beside the cells, where an interrupt does not reach) only notes what is
-wanted and says "running"; one worker, alive while there is work, waits for the ranks and alone touches the figure.
+Threads: a control's callback (JupyterLab runs it beside the cells, where an interrupt does not reach) only notes what
+is wanted and says "running"; one worker, alive while there is work, waits for the ranks and alone touches the figure.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import threading
 import time
@@ -14,11 +13,12 @@ from collections.abc import Callable
 
 import ipywidgets as w
 
+from dpviz.questions.base import Question
 from dpviz.ranks.errors import RankError
 from dpviz.ranks.launch import start
 from dpviz.records import Run, Step
 from dpviz.widgets import messages
-from dpviz.widgets.controls import make_controls, shown
+from dpviz.widgets.controls import changed, make_controls, shown
 from dpviz.widgets.live_figure import LiveFigure, Presence
 from dpviz.widgets.looks import sheet, span
 from dpviz.widgets.newest import Ended, NewestOnly
@@ -43,15 +43,16 @@ def panel(
     """Return a widget that launches `experiment` whenever a control is released, and draws the newest run.
 
     experiment  the function to launch, usually the one defined in the cell above
-    config      the Config to begin with
+    config      the Config to begin with, or None for an experiment that heeds none
     figure      a module of dpviz.figures, or any object with make() -> plotly Figure and draw(figure, run) -> Verdict
-    controls    names of the fields to control, "world_size" among them; or a dict from name to a range (low, high), a tuple
-                of options, or None: {"world_size": (1, 8), "average": None}
+    controls    names of the fields to control, "world_size" among them; or a dict from name to a range (low, high),
+                a tuple of options, or None: {"world_size": (1, 8), "average": None}
     timeout     seconds, as of dpviz.launch
     progress    turns a record of rank 0 into the text shown during a long run; by default its step and loss
 
-    The first run is done before this returns, so that the cell's output holds its verdict. An interrupt ends that run only.
-    The newest run is `.run`; `.stop()` ends the one that is going on. Raises ValueError for a wrong name or range.
+    The first run is done before this returns, so that the cell's output holds its verdict. An interrupt ends that run
+    only. The run that is drawn is `.run`; `.stop()` ends the one that is going on.
+    Raises ValueError for a wrong name or range.
     """
     return Panel(
         experiment, config, figure=figure, controls=controls, world_size=world_size, timeout=timeout, progress=progress
@@ -90,12 +91,19 @@ class Panel(w.VBox):
         self._status.add_class("dpviz-status")
         self._messages.add_class("dpviz-messages")
         self._stop_button = w.Button(
-            description="Stop", icon="stop", disabled=True, tooltip="End this run's ranks now", layout=w.Layout(width="84px")
+            description="Stop",
+            icon="stop",
+            disabled=True,
+            tooltip="End this run's ranks now",
+            layout=w.Layout(width="84px"),
         )
         self._stop_button.on_click(lambda _: self.stop())
         self._save_buttons = {
             kind: w.Button(
-                description=kind.upper(), icon="download", tooltip=f"Save {what}, beside the notebook", layout=w.Layout(width="76px")
+                description=kind.upper(),
+                icon="download",
+                tooltip=f"Save {what}, beside the notebook",
+                layout=w.Layout(width="76px"),
             )
             for kind, what in (("csv", "the records as a table"), ("json", "the whole run, for dpviz.Run.load"))
         }
@@ -107,7 +115,10 @@ class Panel(w.VBox):
         row = {"flex_flow": "row wrap", "align_items": "center"}
         controls = w.HBox(list(self.controls.values()), layout=w.Layout(**row))
         controls.add_class("dpviz-controls")
-        bar = w.HBox([self._stop_button, self._status, self._progress, w.HBox([*self._save_buttons.values()])], layout=w.Layout(**row))
+        bar = w.HBox(
+            [self._stop_button, self._status, self._progress, w.HBox([*self._save_buttons.values()])],
+            layout=w.Layout(**row),
+        )
         card = w.Box([self.figure], layout=w.Layout(display="block", width="100%"))
         card.add_class("dpviz-card")
         return [w.HTML(sheet()), controls, bar, self._verdict, card, self._foot, self._messages, self._presence]
@@ -129,7 +140,8 @@ class Panel(w.VBox):
             self._say("busy", "● running", values, " …")
 
     def _say(self, css: str, mark: str, values: dict, more: str = "") -> None:
-        self._status.value = f"{span(mark, f'dpviz-mark dpviz-mark-{css}')} {html.escape(shown(values, defaults=self._defaults))}{more}"
+        settings = html.escape(shown(values, defaults=self._defaults))
+        self._status.value = f"{span(mark, f'dpviz-mark dpviz-mark-{css}')} {settings}{more}"
 
     def _resend(self) -> None:
         """A page shows the panel, perhaps after a reload: what was sent while it was loading never arrived."""
@@ -144,7 +156,7 @@ class Panel(w.VBox):
             if self.run is None:
                 raise ValueError("there is nothing to save yet, since no run has succeeded.")
             path = save_beside(self.run, kind, settings=shown(self._facts_of, defaults=self._defaults))
-            self._progress.value = span(f"saved {html.escape(path.name)} in {html.escape(str(path.parent))}", "dpviz-soft")
+            self._progress.value = span(html.escape(f"saved {path.name} in {path.parent}"), "dpviz-soft")
         except Exception as error:
             self._messages.value = messages.explained(error)
 
@@ -173,14 +185,18 @@ class Panel(w.VBox):
     # -- on the worker
 
     def _begin(self, values: dict):
-        fields = {name: value for name, value in values.items() if name != "world_size"}
-        config = dataclasses.replace(self._config, **fields) if fields else self._config
+        config = changed(self._config, values)
+        implied = config.implied_world_size() if isinstance(config, Question) else None
         lines = self._lines = []
         self._spoke_at = time.perf_counter()  # a short run says nothing on its way
         return start(
-            self._experiment, config, world_size=values.get("world_size", self._world_size), timeout=self._timeout,
-            on_record=self._on_record, on_print=lambda rank, line: self._on_print(rank, line, lines),
-        )  # fmt: skip
+            self._experiment,
+            config,
+            world_size=values.get("world_size", implied or self._world_size),
+            timeout=self._timeout,
+            on_record=self._on_record,
+            on_print=lambda rank, line: self._on_print(rank, line, lines),
+        )
 
     def _slow(self) -> None:
         self._stop_button.disabled = False
@@ -212,7 +228,8 @@ class Panel(w.VBox):
         good = {True: "dpviz-yes", False: "dpviz-no", None: ""}[verdict.good]
         self.run, self._facts, self._facts_of, self._drawn_at = run, verdict.text, ended.wish, time.perf_counter()
         self._verdict.value = f"<div class='dpviz-verdict {good}'>{verdict.html}</div>"
-        self._foot.value = f"<div class='dpviz-foot dpviz-soft'>{html.escape(run.environment.line())}; bytes {html.escape(run.environment.wire)}</div>"
+        conditions = html.escape(f"{run.environment.line()}; bytes {run.environment.wire}")
+        self._foot.value = f"<div class='dpviz-foot dpviz-soft'>{conditions}</div>"
         self._show(messages.printed(self._lines))
         self.seconds.append(ended.seconds)
         self._say_unless_newer("yes", "✓", ended.wish, span(f" {ended.seconds:.2f} s", "dpviz-soft"))
@@ -221,7 +238,8 @@ class Panel(w.VBox):
         self._facts, self._facts_of = getattr(error, "kind", "") or type(error).__name__, ended.wish
         self._show(messages.explained(error) + messages.printed(self._lines))
         if self.run is not None:
-            of = "the last run that succeeded" if isinstance(error, RankError | ValueError) else "no run: it could not be drawn"
+            failed_before = isinstance(error, RankError | ValueError)
+            of = "the last run that succeeded" if failed_before else "no run: it could not be drawn"
             self._verdict.value = f"<div class='dpviz-verdict dpviz-soft'>The figure is that of {of}.</div>"
         self._say_unless_newer("no", "✗ failed", ended.wish)
 

@@ -10,13 +10,14 @@ import ipywidgets as w
 from dpviz.widgets.looks import sheet
 
 LONGEST_REPR = 109  # ipywidgets cuts a longer one
+_guesses: dict[tuple, str] = {}  # a cell that is run again, by accident or not, must not forget the guess
 
 
 def predict(question: str, options: Sequence[str]) -> Prediction:
     """Return a question with its possible answers, to be shown by a cell: `guess = dp.predict(...)`, `guess`.
 
-    Nothing is chosen beforehand. `guess.reveal(answer, evidence=...)` tells later how it went. Raises ValueError unless
-    there are at least two different options.
+    Nothing is chosen beforehand, unless this question has been answered in this kernel. `guess.reveal(answer,
+    evidence=...)` tells later how it went. Raises ValueError unless there are at least two different options.
     """
     return Prediction(question, options)
 
@@ -28,13 +29,21 @@ class Prediction(w.VBox):
         self.question, self.options = question, tuple(options)
         if isinstance(options, str) or len(self.options) < 2 or len(set(self.options)) < len(self.options):
             raise ValueError(f"the options are {options!r}, but there must be two or more, each different, in a list.")
+        asked_before = _guesses.get((question, self.options))
         self._choice = w.RadioButtons(
-            options=self.options, value=None, layout=w.Layout(width="auto", margin="0 0 0 8px"), orientation="vertical"
+            options=self.options,
+            value=asked_before,
+            layout=w.Layout(width="auto", margin="0 0 0 8px"),
+            orientation="vertical",
         )
+        self._choice.observe(self._keep, "value")
         asked = w.HTML(f"<div class='dpviz-question'>{html.escape(question)}</div>")
         self._told = w.HTML()
         super().__init__([w.HTML(sheet()), asked, self._choice, self._told], layout=w.Layout(width="100%"))
         self.add_class("dpviz-panel")
+
+    def _keep(self, change) -> None:
+        _guesses[self.question, self.options] = change["new"]
 
     @property
     def guess(self) -> str | None:

@@ -1,0 +1,129 @@
+"""One control for each chosen field of a Config, and the short names that a panel uses for the course's symbols."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import ipywidgets as w
+
+from dpviz.questions.base import WORLD_SIZE, Field, Question, fields_of
+from dpviz.widgets.rows import Rows
+
+SYMBOLS = {"world_size": "k", "accumulation_steps": "K", "micro_batch": "B"}
+LABELS = {"world_size": "ranks k", "accumulation_steps": "accumulation steps K", "micro_batch": "micro-batch B"}
+COMMON = {"style": {"description_width": "initial"}}
+
+
+def make_controls(config, controls, *, world_size: int) -> dict[str, w.Widget]:
+    """Return a widget for each name in `controls`, holding what `config` and `world_size` hold.
+
+    controls: a list of names, or a dict from name to None or a narrower allowance, (low, high) or a tuple of options.
+    Raises ValueError for a name that the Config does not have, or a value outside of what its control allows.
+    """
+    known = {"world_size": WORLD_SIZE} | _fields(config)
+    wanted = controls if isinstance(controls, dict) else dict.fromkeys(controls)
+    made = {}
+    for name, allowed in wanted.items():
+        if name not in known:
+            raise ValueError(f"there is no field named {name!r} to control. The fields are: {', '.join(known)}.")
+        value = world_size if name == "world_size" else getattr(config, name)
+        made[name] = _control(_narrowed(known[name], allowed, value), value)
+    return made
+
+
+def _narrowed(one: Field, allowed, value) -> Field:
+    """The field with `allowed` in place of its own limits or options, still holding `value`."""
+    limits = {"low": one.low, "high": one.high, "options": one.options}
+    if allowed is not None and one.kind == "choice":
+        strange = [option for option in allowed if option not in one.options]
+        if strange:
+            raise ValueError(f"{one.name} has no option {strange[0]!r}. It must be {one.allowed()}.")
+        limits["options"] = tuple(allowed)
+    elif allowed is not None and one.kind in ("whole", "number", "rows"):
+        limits["low"], limits["high"] = allowed
+        if not one.low <= limits["low"] <= limits["high"] <= one.high:
+            raise ValueError(f"the range {allowed} for {one.name} must lie within {one.low:g} to {one.high:g}.")
+    elif allowed is not None:
+        raise ValueError(f"{one.name} has no range to narrow; give None, not {allowed!r}.")
+    narrow = dataclasses.replace(one, **limits)
+    narrow.check(value)
+    return narrow
+
+
+def _control(one: Field, value) -> w.Widget:
+    """The widget of a field. None of them speaks while it is still being moved, since each value costs a run."""
+    label = LABELS.get(one.name, one.name.replace("_", " "))
+    common = {"description": label, "tooltip": one.help, **COMMON}
+    if one.kind == "whole":
+        room = w.Layout(width=_room(label))
+        return w.IntSlider(value, min=one.low, max=one.high, continuous_update=False, layout=room, **common)
+    if one.kind == "number":
+        return _number(one, value, common)
+    if one.kind == "flag":
+        return w.Checkbox(value, indent=False, layout=w.Layout(width="auto", margin="2px 16px 2px 4px"), **common)
+    if one.kind == "rows" and value is not None:
+        return Rows(one, value, description=label, tooltip=one.help)
+    if one.kind == "rows":  # nothing has no shape, so it is typed, as on a command line
+        return w.Text(continuous_update=False, layout=w.Layout(width=_room(label)), **common)
+    return w.Dropdown(options=one.options, value=value, layout=w.Layout(width="auto"), **common)
+
+
+def _number(one: Field, value: float, common: dict) -> w.Widget:
+    room = w.Layout(width=_room(common["description"]))
+    if one.low > 0 and one.high / one.low >= 100:
+        low, high = math.log10(one.low), math.log10(one.high)
+        return w.FloatLogSlider(value, min=low, max=high, step=0.1, continuous_update=False, layout=room, **common)
+    step = (one.high - one.low) / 100
+    return w.FloatSlider(
+        value,
+        min=one.low,
+        max=one.high,
+        step=step,
+        continuous_update=False,
+        readout_format=".3g",
+        layout=room,
+        **common,
+    )
+
+
+def _room(label: str) -> str:
+    """The width of a slider: a track of about 110 px whatever its label is."""
+    return f"{190 + 7 * len(label)}px"
+
+
+def changed(config, values: dict):
+    """Return `config` with the controls' values, world_size left out. Raises ValueError for a value it cannot take."""
+    known, fields = _fields(config), {name: value for name, value in values.items() if name != "world_size"}
+    for name, value in fields.items():
+        if isinstance(value, str) and known[name].kind == "rows":
+            fields[name] = known[name].parse(value) if value else None
+    return dataclasses.replace(config, **fields) if fields else config
+
+
+def _fields(config) -> dict[str, Field]:
+    return {one.name: one for one in fields_of(type(config))} if isinstance(config, Question) else {}
+
+
+def shown(values: dict, *, defaults: dict | None = None) -> str:
+    """'k=4, K=2, average=no': symbols first. With `defaults`, fields without a symbol appear only where they differ,
+    rows always: they say how many ranks there are.
+    """
+    parts = [f"{symbol}={values[name]}" for name, symbol in SYMBOLS.items() if name in values]
+    for name, value in values.items():
+        if name not in SYMBOLS and (defaults is None or isinstance(value, tuple) or defaults.get(name) != value):
+            parts.append(f"{name}={_in_words(value)}")
+    return ", ".join(parts)
+
+
+def _in_words(value) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return _written(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _written(rows) -> str:
+    """((10, 30), (60, 100)) as it is written on a command line: '10,30/60,100'."""
+    return "/".join(",".join(f"{number:g}" for number in row) for row in rows)
