@@ -58,6 +58,7 @@ def test_torchs_own_class_makes_the_same_trajectory(optimizer, steps):
     counts = dpviz.collective_counts(by_hand=by_hand, ddp=torchs)["all_reduce"]
     assert counts["by_hand"] == 4 * steps  # a tensor each
     assert counts["ddp"] == steps  # one bucket, once for three micro-batches
+    assert (by_hand.facts["all_reduces"], torchs.facts["all_reduces"]) == (4, 1)
 
 
 def test_several_steps_equal_one_process():
@@ -161,5 +162,7 @@ def test_equal_facts_here_on_the_pool_and_by_name():
 def test_a_wrong_combination_is_a_sentence():
     with pytest.raises(ValueError, match="weight goes with count"):
         Config(model="weight")
+    with pytest.raises(ValueError, match="micro_batch is 1, but batch norm needs more"):
+        Config(norm="batch", micro_batch=1)
     with pytest.raises(ValueError, match="no hidden layer"):
         Config(model="weight", data="count", norm="layer")

@@ -253,3 +253,13 @@ def test_without_fork_ranks_are_spawned(monkeypatch):
 def test_jobs_of_several_threads_take_turns():
     jobs = [start(rank_and_size, world_size=size) for size in (2, 3, 2, 4)]
     assert [len(job.result(30).results) for job in jobs] == [2, 3, 2, 4]
+
+
+def test_an_experiment_that_does_not_fit_its_config_is_a_sentence():
+    from dpviz.questions.equivalence import Config
+
+    with pytest.raises(
+        ValueError, match="rank_and_size ran, but does not return or yield what the facts of equivalence"
+    ):
+        launch(rank_and_size, Config(), world_size=2)
+    assert launch(rank_and_size, {"mine": 1}, world_size=2).config == {"mine": 1}

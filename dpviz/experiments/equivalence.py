@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from dpviz import data, models
-from dpviz.measure import fingerprint
+from dpviz.measure import collectives, fingerprint
 from dpviz.parallel.ddp import all_reduce_gradients, broadcast_buffers
 from dpviz.questions.equivalence import Config
 from dpviz.records import Step
@@ -123,7 +123,7 @@ class Witness:
         self.sizes = [p.numel() for p in self.parameters]
         self.local = self.reduced = self.update = None
         self.start = flat(self.parameters)
-        self.buffers_in_forward = None
+        self.buffers_in_forward = self.issued_in_forward = None
         model.register_forward_pre_hook(
             self.before_forward
         )  # a hook, since DDP broadcasts the buffers inside its own forward
@@ -131,6 +131,7 @@ class Witness:
     def before_forward(self, *_):
         if self.buffers_in_forward is None:
             self.buffers_in_forward = fingerprint.digest(self.model.buffers())
+            self.issued_in_forward = collectives.issued()
 
     def before_all_reduce(self):
         if self.local is None:
@@ -150,6 +151,7 @@ class Witness:
             "parameters_digest": fingerprint.digest(self.parameters),
             "buffers_digest": fingerprint.digest(self.model.buffers()),
             "buffers_digest_in_forward": in_forward,
+            "all_reduces": collectives.issued() - self.issued_in_forward,
         }
 
     def report(self):

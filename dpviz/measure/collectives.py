@@ -8,6 +8,7 @@ microseconds an entry.
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,12 @@ class Recorder:
         if entries:
             self.seen = entries[-1][0]
         return [_collective(entry) for _, entry in entries]
+
+
+def renumbered(entries: list[Collective], before: int) -> list[Collective]:
+    """Count those of the default group from 1 within a launch, when it had issued `before` of them earlier."""
+    group = dist.distributed_c10d._get_default_group().group_name
+    return [replace(entry, number=entry.number - before) if entry.group == group else entry for entry in entries]
 
 
 def issued() -> int:

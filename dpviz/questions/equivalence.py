@@ -45,6 +45,10 @@ class Config(Question):
             raise WrongValue(
                 f"norm is {self.norm!r}, but the model weight has no hidden layer. Use norm none, or another model."
             )
+        if self.norm == "batch" and self.model == "mlp" and self.data == "digits" and self.micro_batch == 1:
+            raise WrongValue(
+                "micro_batch is 1, but batch norm needs more than one value to take a variance of. Give 2 or more."
+            )
 
     @staticmethod
     def facts(run) -> dict[str, Any]:
@@ -82,6 +86,7 @@ def _gradient_facts(run) -> dict[str, Any]:
     return {
         "gradients_equal": worst < TOLERANCE[run.config["dtype"]],
         "max_rel_error": worst,
+        "tolerance": TOLERANCE[run.config["dtype"]],
         "max_abs_error": max(absolute.values()),
         "error_by_tensor": relative,
         "gradient_norm": float(numpy.linalg.norm(run.results[0]["reduced"])),
@@ -117,7 +122,8 @@ def _first_divergence(run, name: str) -> int | None:
 
 
 def _wire_facts(run) -> dict[str, Any]:
-    """Bytes an update, a rank: measured, and what the formulas say. The framing is gloo's own, named apart but part
+    """The all-reduces of an update as rank 0 issued them. Bytes an update, a rank: measured, and what the formulas say
+    of one all-reduce a parameter tensor. The framing is gloo's own, named apart but part
     of the prediction.
     """
     k, steps, item = run.environment.world_size, run.config["steps"], BYTES[run.config["dtype"]]
@@ -136,7 +142,7 @@ def _wire_facts(run) -> dict[str, Any]:
     if run.environment.wire == COUNTED:
         framing = [0] * k  # what is counted at the collectives is the payload alone
     return {
-        "all_reduces": len(sizes) if run.config["all_reduce"] != "none" else 0,
+        "all_reduces": run.records[0][0].values["all_reduces"],
         "gradient_bytes": sum(sizes) * item,
         "wire_bytes": [round(wire.sent / steps) for wire in run.wire],
         "wire_bytes_predicted": [

@@ -45,8 +45,8 @@ class Config(Question):
         """Return both curves of the global batch's mean loss.
 
         losses              without interruption, an update each; losses_resumed those after the checkpoint, resumed
-        max_difference      between the two; first_divergent_step the first update where they are more than 1e-9 apart, else
-                            None
+        max_difference      between the two
+        first_divergent_step  the first update where they are more than 1e-9 apart, None where there is none
         """
         count, stop = run.config["resume_world_size"], run.config["stop_after"]
         curves = [result["losses"] for result in run.results]

@@ -74,17 +74,16 @@ class Account:
         )
 
     def line(self) -> str:
-        at = f"; {travel.place(self.place['line'])}" if self.place and self.place["line"] else ""
+        at = travel.place(self.place["line"]) if self.place and self.place["line"] else travel.users_place(self.frames)
+        at = f"; {at}" if at else ""
         if self.ended:
             return f"its process {self.how_it_ended()}"
         if self.returned:
             return f"returned, after {_count(self.issued)}"
         if self.raised:
-            return f"raised {self.kind}" + (f"; {travel.place(self.frames[-1])}" if self.frames else "")
+            return f"raised {self.kind}{at}"
         if self.suffered:
-            return f"lost the others in {self.last} (collective {self.issued})" + (
-                f"; {travel.place(self.frames[-1])}" if self.frames else ""
-            )
+            return f"lost the others in {self.last} (collective {self.issued}){at}"
         if self.asleep:
             return "did not answer: it is stopped, or holds Python's lock"
         if self.place and self.place["waits_in"]:

@@ -38,6 +38,8 @@ class Job:
     ):
         self._payload, self._finish, self._fail, self._options = payload, finish, fail, options
         self._future: Future = Future()
+        self._beginning = threading.Lock()
+        self._begun = False
         self._wake, self._alarm = socket.socketpair()
 
     def done(self) -> bool:
@@ -53,6 +55,10 @@ class Job:
 
     def stop(self) -> None:
         """End this job and its ranks, and return when that is done; nothing happens where it has ended already."""
+        with self._beginning:
+            if not self._begun:
+                self._end(error=Stopped("the launch was stopped before it began"))
+                return
         with contextlib.suppress(OSError):
             self._alarm.send(b"!")
         while True:
@@ -66,15 +72,24 @@ class Job:
 
     def run(self, pool: RankPool) -> None:
         """Run on the pool's own thread."""
+        with self._beginning:
+            if self._future.done():  # stopped while it waited for its turn
+                return
+            self._begun = True
         try:
-            if self._asked_to_stop():
-                raise Stopped("the launch was stopped before it began")
-            self._future.set_result(self._run(pool))
+            self._end(result=self._run(pool))
         except BaseException as error:
+            self._end(error=error)
+
+    def _end(self, *, result: Any = None, error: BaseException | None = None) -> None:
+        self._wake.close()
+        self._alarm.close()
+        if self._future.done():
+            return
+        if error is None:
+            self._future.set_result(result)
+        else:
             self._future.set_exception(error)
-        finally:
-            self._wake.close()
-            self._alarm.close()
 
     def _run(self, pool: RankPool) -> Any:
         try:
@@ -83,13 +98,6 @@ class Job:
             if self._fail is None:
                 raise
             return self._fail(error)
-
-    def _asked_to_stop(self) -> bool:
-        self._wake.setblocking(False)
-        try:
-            return bool(self._wake.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:
-            return False
 
 
 class Owner:

@@ -152,7 +152,14 @@ def _checked(experiment: Any, config: Any, world_size: Any, timeout: Any) -> tup
 def _made(name: str, config: Any, outcome: Outcome, records: list, *, prints: list, launcher: str) -> Run:
     run = _unfinished(name, config, outcome, records, prints=prints, launcher=launcher)
     facts = getattr(type(config), "facts", None)
-    return dataclasses.replace(run, facts=facts(run)) if facts else run
+    try:
+        return dataclasses.replace(run, facts=facts(run)) if facts else run
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        question = type(config).__module__.rpartition(".")[2]
+        raise WrongValue(
+            f"{name} ran, but does not return or yield what the facts of {question} are made of ({error!r}). "
+            f"Return what the experiment {question} returns, or give another config: a dict of your own will do."
+        ) from error
 
 
 def _unfinished(name: str, config: Any, outcome: Outcome, records: list, *, prints: list, launcher: str) -> Run:

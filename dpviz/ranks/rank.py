@@ -53,6 +53,7 @@ class Rank:
         self.sending = threading.Lock()
         self.counters = wire.Counters()
         self.recorder = collectives.Recorder()
+        self.before = 0  # collectives that the group had issued before this launch
         threading.Thread(target=self.listen, daemon=True).start()
 
     def send(self, *message) -> None:
@@ -67,7 +68,7 @@ class Rank:
             except (EOFError, OSError):
                 os._exit(0)  # the launcher let go of this rank
             if message[0] == "where":
-                self.send("where", where())
+                self.send("where", where(self.before))
             elif message[0] == "wire":
                 self.send("wire", *self.counters.since_last())
             else:
@@ -80,7 +81,7 @@ class Rank:
                 getattr(self, kind)(*arguments)
             except BaseException as error:  # SystemExit and KeyboardInterrupt too: a missing result must be an error
                 _flush()
-                self.send("error", type(error).__name__, str(error), travel.frames_of(error), where())
+                self.send("error", type(error).__name__, str(error), travel.frames_of(error), where(self.before))
 
     def join(self, rank: int, world_size: int, store: str, timeout: float) -> None:
         if dist.is_initialized():
@@ -95,10 +96,16 @@ class Rank:
         torch.set_num_threads(1)
         dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout))
         seeds.reset()
+        self.before = collectives.issued()
         result = run(*travel.loads(payload), on_record=lambda record: self.send_back("record", record))
         _flush()
-        issued = self.recorder.since_last()
-        place = {"line": None, "waits_in": None, "issued": collectives.issued(), "last": issued[-1] if issued else None}
+        issued = collectives.renumbered(self.recorder.since_last(), self.before)
+        place = {
+            "line": None,
+            "waits_in": None,
+            "issued": collectives.issued() - self.before,
+            "last": issued[-1] if issued else None,
+        }
         self.send_back("result", result, issued, place)
 
     def send_back(self, *message) -> None:
@@ -139,9 +146,9 @@ def run(experiment, config, *, on_record):
         on_record(record)
 
 
-def where() -> dict:
+def where(before: int) -> dict:
     """Return where the main thread is: the innermost line of the user's, the collective it waits in, how many were
-    issued, the last one.
+    issued in this launch (the group had issued `before` of them earlier), the last one.
     """
     frame = sys._current_frames().get(threading.main_thread().ident)
     waits_in = line = None
@@ -152,7 +159,7 @@ def where() -> dict:
         elif f"torch{os.sep}distributed" in file and function != "wrapper":
             waits_in = function
         frame = frame.f_back
-    return {"line": line, "waits_in": waits_in, "issued": collectives.issued(), "last": collectives.last()}
+    return {"line": line, "waits_in": waits_in, "issued": collectives.issued() - before, "last": collectives.last()}
 
 
 def _flush() -> None:

@@ -91,6 +91,11 @@ def frames_of(error: BaseException) -> list[Frame]:
     return [frame for frame in frames if not os.path.normpath(frame[0]).startswith(_RANKS)]
 
 
+def users_place(frames: list[Frame]) -> str:
+    """Return the place of the innermost frame that is the user's, "" where there is none."""
+    return next((place(frame) for frame in reversed(frames) if is_users(frame[0])), "")
+
+
 def cell_of(file: str) -> str:
     """Return 'Cell In[3]' where `file` is a notebook cell of this kernel, else the file's base name."""
     ipython = sys.modules.get("IPython")
