@@ -63,6 +63,10 @@ class PanelPage:
             "([panel, words]) => panel.querySelector('.dpviz-verdict').innerText.includes(words)", words, timeout
         )
 
+    def wait_for_words(self, words: str, *, timeout: float = 15) -> None:
+        """Wait until `words` stand anywhere in the panel."""
+        self._wait("([panel, words]) => panel.innerText.includes(words)", words, timeout)
+
     def wait_for_message(self, words: str, *, timeout: float = 15) -> None:
         """Wait until the messages hold `words`, or are empty where `words` is."""
         held = "([panel, words]) => (text => words ? text.includes(words) : !text)"
@@ -103,6 +107,23 @@ class PanelPage:
             }
             const start = () => { panel.times = { released: performance.now() }; };
             document.addEventListener('mouseup', start, { once: true, capture: true }); }""")
+
+    def stop(self, *, timeout: float = 10) -> float:
+        """Click Stop; return the seconds, in the page's own clock, until the panel says that it has stopped."""
+        self.root.evaluate("""panel => {
+            const status = panel.querySelector('.dpviz-status');
+            panel.stopped = {};
+            document.addEventListener('mouseup', () => { panel.stopped.from = performance.now(); },
+                                      { once: true, capture: true });
+            const seen = new MutationObserver(() => {
+              if (!status.innerText.includes('■')) return;
+              panel.stopped.to ??= performance.now();
+              seen.disconnect();
+            });
+            seen.observe(status, { childList: true, subtree: true, characterData: true }); }""")
+        self.click("Stop")
+        self._wait("([panel, _]) => panel.stopped.to", "", timeout)
+        return self.root.evaluate("panel => (panel.stopped.to - panel.stopped.from) / 1000")
 
     def seconds(self, *, timeout: float = 10) -> dict[str, float]:
         """Seconds from the release of the mouse to "running", "picture" and "done"; call `watch` before."""

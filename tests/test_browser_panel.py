@@ -172,16 +172,14 @@ def test_twenty_key_presses_end_on_the_last(notebook, fast):
 
 
 def test_stop_acts_at_once_and_the_next_move_works(notebook, slow):
-    slow.drag("steps", to=50)
-    slow.wait_for("running")
-    slow.page.wait_for_timeout(1500)
-    assert "of 50" in slow.root.inner_text(), "the progress of a long run"
-    started = time.perf_counter()
-    slow.click("Stop")
-    slow.wait_for("■")
-    took = time.perf_counter() - started
-    print(f"Stop: {1000 * took:.0f} ms")
-    assert took < STOP_S
+    took = []
+    for to in (50, 49, 48):
+        slow.drag("steps", to=to)
+        slow.wait_for("running")
+        slow.wait_for_words(f"of {to}")  # the progress of a long run
+        took.append(slow.stop())
+    print(f"Stop: {[round(1000 * seconds) for seconds in took]} ms")
+    assert statistics.median(took) < STOP_S
     slow.drag("steps", to=3)
     slow.wait_for_verdict("after 3 updates")
 
