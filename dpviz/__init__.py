@@ -51,6 +51,9 @@ class _Package(types.ModuleType):
         if not (name in _PUBLIC and isinstance(value, types.ModuleType)):
             super().__setattr__(name, value)
 
+    def __reduce__(self):  # a cell's function that says dp.something travels to the ranks
+        return importlib.import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Package
 

@@ -153,22 +153,38 @@ class Notebook:
             await notebook.context.ready; await notebook.sessionContext.ready; }""")
 
     def run_all(self, *, timeout: float = 120) -> list[str]:
-        """Run every cell and return the errors and what was written to stderr."""
+        """Run every cell and return the errors and what was written to stderr, also of cells far out of view."""
         self.command("notebook:run-all-cells")
         idle = "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(prompt => prompt.innerText.includes('*'))"
         self.page.wait_for_function(idle, timeout=1000 * timeout)
-        wrong = "[data-mime-type='application/vnd.jupyter.stderr'], [data-mime-type='application/vnd.jupyter.error']"
-        return self.page.locator(wrong).all_inner_texts()
+        return self.page.evaluate(
+            """() => [...window.jupyterapp.shell.currentWidget.content.model.cells]
+              .flatMap(cell => cell.toJSON().outputs ?? [])
+              .filter(out => out.output_type === 'error' || out.name === 'stderr')
+              .map(out => out.evalue ?? [out.text].flat().join(''))"""
+        )
+
+    def scroll_to(self, cell: int) -> None:
+        """Bring a cell into view: JupyterLab takes those far away out of the page, with their panels."""
+        self.page.evaluate(
+            """async cell => {
+            const notebook = window.jupyterapp.shell.currentWidget.content;
+            notebook.activeCellIndex = cell; await notebook.scrollToItem(cell, 'start'); }""",
+            cell,
+        )
+        self.wait_for_plots()
 
     def command(self, name: str) -> None:
         self.page.evaluate("name => window.jupyterapp.commands.execute(name)", name)
 
-    def save_and_reload(self) -> None:
+    def save_and_reload(self, *, then_scroll_to: int | None = None) -> None:
         """Reload the page; an unsaved notebook would lose its widgets. Returns when a panel's plot is there again."""
         self.command("docmanager:save")
         time.sleep(0.5)
         self.page.reload()
         self.wait_until_ready()
+        if then_scroll_to is not None:
+            self.scroll_to(then_scroll_to)
         self.wait_for_plots()
 
     def wait_for_plots(self) -> None:

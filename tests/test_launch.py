@@ -119,6 +119,15 @@ def test_enums_and_classes_keep_their_identity():
     )
 
 
+def test_a_function_may_use_dpviz_by_its_short_name():
+    dp = dpviz
+
+    def uses_it(config):
+        return dp.Step(step=1).step, dp is dpviz
+
+    assert launch(uses_it, world_size=2).results == [(1, True)] * 2
+
+
 def test_an_edited_helper_module_means_fresh_ranks(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     helper = tmp_path / "helper_of_this_test.py"
