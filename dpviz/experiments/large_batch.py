@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dpviz import data, models
-from dpviz.experiments.equivalence import DTYPES, flat
+from dpviz.experiments.equivalence import DTYPES, flat, micro_batches
 from dpviz.parallel.ddp import all_reduce_gradients
 from dpviz.questions.large_batch import Config, lr_at
 from dpviz.records import Step
@@ -23,32 +23,31 @@ NOISE_BATCH = 4
 
 
 def experiment(config):
-    """Train `config.steps` updates. Yields a Step an update; returns the noise of this rank's gradients before the
-    first.
-    """
+    """Train `config.steps` updates. Yields a Step an update; returns this rank's gradient noise before the first."""
     rank, k = dist.get_rank(), dist.get_world_size()
-    size = config.accumulation_steps * config.micro_batch  # samples of this rank in an update
-    model = build(config)
-    optimizers = {"sgd": torch.optim.SGD, "adamw": lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.0)}
-    optimizer = optimizers[config.optimizer](model.parameters(), lr=config.base_lr)
+    global_batch = k * config.accumulation_steps * config.micro_batch
+    model, optimizer = build(config)
     noise = gradient_noise(config, rank)
     for step in range(config.steps):
-        optimizer.param_groups[0]["lr"] = lr = lr_at(config, step, k * size)
+        lr = lr_at(config, step, global_batch)
+        optimizer.param_groups[0]["lr"] = lr
         optimizer.zero_grad()
         loss = 0.0
-        x, y = data.samples(data.load(config.data), (step * k + rank) * size, (step * k + rank + 1) * size, config.seed)
-        for xs, ys in zip(x.split(config.micro_batch), y.split(config.micro_batch), strict=True):
-            part = models.loss(model, xs, ys) / config.accumulation_steps
+        for x, y in micro_batches(config, step, rank, k):
+            part = models.loss(model, x, y) / config.accumulation_steps
             part.backward()
             loss += part.item()
         all_reduce_gradients(model)
         optimizer.step()
-        yield Step(step=step, loss=loss, values={"lr": lr, "samples": (step + 1) * k * size})
+        yield Step(step=step, loss=loss, values={"lr": lr, "samples": (step + 1) * global_batch})
     return {**noise, "lr": lr}
 
 
 def build(config):
-    return models.build(config.model, data.load(config.data), seed=config.seed, dtype=DTYPES[config.dtype])
+    """Return (model, optimizer), equal on every rank for equal configs."""
+    model = models.build(config.model, data.load(config.data), seed=config.seed, dtype=DTYPES[config.dtype])
+    optimizers = {"sgd": torch.optim.SGD, "adamw": lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.0)}
+    return model, optimizers[config.optimizer](model.parameters(), lr=config.base_lr)
 
 
 def gradient_noise(config, rank):
@@ -58,7 +57,7 @@ def gradient_noise(config, rank):
     Returns {"batches": [b], "noise_squared": [unbiased sum over parameters of the variance], "squared_gradient": of the
     mean gradient, the part that is noise subtracted}.
     """
-    model, dataset, gradients = build(config), data.load(config.data), []
+    (model, _), dataset, gradients = build(config), data.load(config.data), []
     for number in range(NOISE_GRADIENTS):
         start = (rank * NOISE_GRADIENTS + number) * NOISE_BATCH
         model.zero_grad()

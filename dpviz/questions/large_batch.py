@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dpviz.questions.base import Question, WrongValue, choice, number, whole
+from dpviz.questions.base import DTYPES, Question, WrongValue, choice, number, whole
 
 SMOOTHED = 5  # updates whose mean loss is compared with the target
 
@@ -28,6 +28,8 @@ class Config(Question):
     model: str = choice("mlp", ("mlp", "transformer"), help="the model")
     data: str = choice("digits", ("digits", "text"), help="what it learns")
     optimizer: str = choice("sgd", ("sgd", "adamw"), help="SGD, or AdamW without weight decay")
+    # float64, since training with steps this large amplifies rounding: counts of updates would differ between machines
+    dtype: str = choice("float64", DTYPES, help="type of parameters, gradients and what travels")
 
     @staticmethod
     def facts(run) -> dict[str, Any]:
@@ -72,7 +74,7 @@ class Config(Question):
             raise WrongValue(f"the global batch would be {batch}, but it may be at most 32,768. Lower k, K or B.")
 
 
-def lr_at(config, step: int, global_batch: int) -> float:
+def lr_at(config, step, global_batch):
     """Return the learning rate of an update: base_lr times the rule's factor, in a linear warm-up at first.
 
     Source: Goyal et al., "Accurate, large minibatch SGD" (2017) for linear scaling with warm-up: lr / batch stays the
