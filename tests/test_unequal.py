@@ -1,5 +1,4 @@
-"""Unequal batches: the reported cases to the digits, the rule that is right, and what happens where there is nothing.
-"""
+"""Unequal batches: the reported cases to the digits, the rule that is right, and what happens with nothing."""
 
 import math
 
@@ -91,7 +90,18 @@ def test_a_rank_without_tokens_spoils_its_mean_and_not_the_weighted_one():
     assert math.isnan(found["mean_of_rank_means"]) and math.isnan(found["relative_bias"])
     assert found["weighted"] == pytest.approx(found["global_mean"])
     assert found["gradient_error_naive"] == pytest.approx(0.5)  # its gradient is 0, and halves the other's
-    assert found["token_weights"]["mean_of_rank_means"] == [None, 0.5]
+    assert found["token_weights"]["mean_of_rank_means"] == [[None], [0.5]]
+
+
+def test_what_a_token_weighs_is_what_autograd_and_the_all_reduce_make_of_it():
+    found = facts([[10, 30], [60, 100]], [[30, 60], [60, 100]])["token_weights"]
+    assert sum(found["mean_of_micro_means"], []) == pytest.approx([200 / 40, 200 / 120, 200 / 240, 200 / 400])
+    assert sum(found["mean_of_rank_means"], []) == pytest.approx([200 / 80, 200 / 80, 200 / 320, 200 / 320])
+    assert sum(found["weighted"], []) == pytest.approx([1, 1, 1, 1])
+    by_sequence = facts([[10, 30], [60, 100]], objective="sequence")["token_weights"]["weighted"]
+    assert sum(by_sequence, []) == pytest.approx([200 / (4 * count) for count in (10, 30, 60, 100)])
+    masked = facts([[10], [30]], mask="response_only")["token_weights"]["mean_of_rank_means"]
+    assert sum(masked, []) == pytest.approx([20 / 10, 20 / 30])
 
 
 @pytest.mark.parametrize(

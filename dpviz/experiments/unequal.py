@@ -8,6 +8,8 @@ Built in lesson 02.
 
 from __future__ import annotations
 
+import math
+
 import numpy
 import torch
 import torch.distributed as dist
@@ -26,24 +28,26 @@ __all__ = ["Config", "experiment"]
 def experiment(config):
     """Try each rule on this rank's micro-batches.
 
-    Returns {"losses": {rule: mean over ranks}, "gradients": {rule: vector of float64}, "counts": tokens in the loss, a
-    micro-batch each, "join_gradient_norms": a list}, and on rank 0 "reference_loss" and "reference_gradient".
+    Returns {"losses": {rule: mean over ranks}, "local" and "gradients": {rule: vector of float64, before and after the
+    all-reduce}, "weights": {rule: what a token of each micro-batch weighs}, "counts": tokens in the loss, a micro-batch
+    each, "join_gradient_norms": a list}, and on rank 0 "reference_loss" and "reference_gradient".
     """
     rank, k = dist.get_rank(), dist.get_world_size()
     model = build(config)
-    losses, gradients = {}, {}
+    losses, local, gradients, weights = {}, {}, {}, {}
     for rule in RULES:
+        name = rule.__name__
         model.zero_grad()
         parts = token_losses(config, model, rank)  # a vector of token losses for each micro-batch
         loss = rule(config, parts)
         loss.backward()
+        local[name] = flat(p.grad for p in model.parameters())
         all_reduce_gradients(model)  # what DDP does: sum over ranks, divided by k
-        gradients[rule.__name__] = flat(p.grad for p in model.parameters())
+        gradients[name] = flat(p.grad for p in model.parameters())
+        weights[name] = [weight(part) / k for part in parts]
         dist.all_reduce(value := loss.detach().clone())
-        losses[rule.__name__] = value.item() / k
-    return {
-        "losses": losses,
-        "gradients": gradients,
+        losses[name] = value.item() / k
+    return {"losses": losses, "local": local, "gradients": gradients, "weights": weights} | {
         "counts": [len(part) for part in parts],
         "join_gradient_norms": with_join(config, rank) if config.join != "none" else [],
         **(one_process(config) if rank == 0 else {}),
@@ -77,6 +81,13 @@ def all_reduced_loss(config, parts):
 
 
 RULES = (mean_of_micro_means, mean_of_rank_means, weighted, all_reduced_loss)
+
+
+def weight(part):
+    """Return how much the rule's loss grows with the loss of one token of `part`, as autograd found; NaN for none."""
+    if len(part) == 0:
+        return math.nan
+    return 0.0 if part.grad is None else float(part.grad[0])
 
 
 def units(config, parts):
@@ -116,8 +127,14 @@ def build(config):
 
 
 def token_losses(config, model, rank):
-    """Return the losses of the tokens that enter the loss: a vector for each micro-batch of the rank."""
-    return [token_losses_of(config, model, rank, number) for number in range(len(config.tokens[rank]))]
+    """Return the losses of the tokens that enter the loss: a vector for each micro-batch of the rank.
+
+    Each vector keeps its gradient, which is what a rule lets its tokens weigh.
+    """
+    parts = [token_losses_of(config, model, rank, number) for number in range(len(config.tokens[rank]))]
+    for part in parts:
+        part.retain_grad()
+    return parts
 
 
 def token_losses_of(config, model, rank, number):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpviz.questions.base import DTYPES, Question, WrongValue, choice, rows
+from dpviz.questions.equivalence import TOLERANCE
 
 RULES = ("mean_of_micro_means", "mean_of_rank_means", "weighted")
 
@@ -67,10 +68,12 @@ class Config(Question):
         """Return losses and gradients of each rule against the reference; NaN where a rule divides nothing by nothing.
 
         relative_bias        (mean_of_rank_means - global_mean) / global_mean
-        gradient_error_*     length of the difference to the reference's gradient, over the length of that
+        gradient_error_*     length of the difference to the reference's gradient, over the length of that; equal below
+                             `tolerance`
         gradient_norms       length of each rule's gradient, and of `all_reduced_loss`: the loss summed over ranks
                              before backward, which autograd does not see
-        token_weights        what a token of each rank weighs under mean_of_rank_means and under weighted, over 1/N
+        token_weights        {rule: what a token of each micro-batch weighs, rank by rank, over 1/N}, as autograd found
+                             on the ranks; None where there is no token
         join_gradient_norms  length of the gradient after each batch of the rank that has most, under Join
         """
         import numpy
@@ -90,18 +93,15 @@ class Config(Question):
             "gradient_error_micro": error("mean_of_micro_means"),
             "gradient_error_naive": error("mean_of_rank_means"),
             "gradient_error_weighted": error("weighted"),
+            "tolerance": TOLERANCE[run.config["dtype"]],
             "gradient_norms": {name: float(numpy.linalg.norm(vector)) for name, vector in first["gradients"].items()},
             "reference_norm": float(numpy.linalg.norm(reference)),
             "tokens_in_loss": counts,
-            "token_weights": _token_weights(counts),
+            "token_weights": {rule: _times_total(run, rule, sum(map(sum, counts))) for rule in RULES},
             "join_gradient_norms": max((result["join_gradient_norms"] for result in run.results), key=len),
         }
 
 
-def _token_weights(counts: list[list[int]]) -> dict[str, list[float | None]]:
-    """Return, a rank, what one of its tokens weighs over what it should, 1/N; None where it has none."""
-    k, total, of_rank = len(counts), sum(map(sum, counts)), [sum(row) for row in counts]
-    return {
-        "mean_of_rank_means": [total / (k * count) if count else None for count in of_rank],
-        "weighted": [1.0 if count else None for count in of_rank],
-    }
+def _times_total(run, rule: str, total: int) -> list[list[float | None]]:
+    """Return what a token of each micro-batch weighs under `rule`, rank by rank, in units of 1/N."""
+    return [[total * weight if weight == weight else None for weight in r["weights"][rule]] for r in run.results]

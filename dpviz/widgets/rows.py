@@ -31,7 +31,7 @@ class Rows(w.VBox):
         )
         rows = [w.HBox([_name(rank), *row]) for rank, row in enumerate(self.sliders)]
         flow = w.Layout(flex_flow="row wrap", width="100%")
-        title = w.HTML(description, layout=w.Layout(margin="0", height="auto"))
+        title = w.HTML(description, layout=w.Layout(margin="0 0 0 2px", height="auto"))
         super().__init__([title, w.HBox(rows, layout=flow)], layout=w.Layout(width="100%"))
         self.value, self.description = self._read(), description
         for slider in (slider for row in self.sliders for slider in row):
