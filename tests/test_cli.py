@@ -184,3 +184,28 @@ def test_an_ordinary_user_can_run_it(tmp_path):
 def test_the_reported_cases_of_unequal_batches(arguments, expected):
     facts = json.loads(dpviz("run", "unequal", *arguments, "--json").stdout)["facts"]
     assert {name: facts[name] for name in expected} == pytest.approx(expected, abs=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            "accumulation --sync flag_after_forward --inputs 0,1,2,3/10,11,12,13",
+            {"gradients": [2.75, 10.25], "all_reduces": 1},
+        ),
+        (
+            "accumulation --sync off_by_one --accumulation-steps 2 --scale none --inputs 1,2/3,5",
+            {"gradients": [4.0, 7.0]},
+        ),
+        ("clipping --order clip_then_average --gradients 30,40/0.3,-0.4", {"norm": 0.4924, "update": [0.45, 0.2]}),
+        ("clipping --order clip_before_unscale --gradients=0.3,0.4", {"norm": 1.526e-5, "reference_norm": 0.5}),
+        ("clipping --order clip_each_shard --gradients 3/4", {"update": [1, 1], "reference": [0.6, 0.8]}),
+        ("sampler --dataset-size 10 --world-size 4", {"samples": 12, "accuracy_read": 1 / 3, "accuracy_true": 0.2}),
+        ("optimizer_state --fault skipped_step --fault-rank 3", {"first_divergent_step": 3, "divergent_ranks": [3]}),
+        ("resume --resume-world-size 2", {"first_divergent_step": None}),
+    ],
+)
+def test_the_reported_cases_of_the_other_experiments(arguments, expected):
+    facts = json.loads(dpviz("run", *arguments.split(), "--json").stdout)["facts"]
+    for name, value in expected.items():
+        assert facts[name] == (value if value is None else pytest.approx(value, rel=1e-3, abs=1e-9))
