@@ -6,7 +6,9 @@ import plotly.graph_objects as go
 from dpviz.figures.plane import angle_degrees
 
 
-def arrow_trace(name: str, colour: str, *, width: float, head: int, dash: str = "solid", axes: str = "") -> go.Scatter:
+def arrow_trace(
+    name: str, colour: str, *, width: float, head: int, dash: str = "solid", axes: str = "", **more
+) -> go.Scatter:
     """A trace without arrows yet; width and head in px, axes the number of its axis pair."""
     return go.Scatter(
         name=name,
@@ -28,6 +30,7 @@ def arrow_trace(name: str, colour: str, *, width: float, head: int, dash: str = 
         cliponaxis=False,
         xaxis=f"x{axes}",
         yaxis=f"y{axes}",
+        **more,
     )
 
 
@@ -44,10 +47,12 @@ def _with_length(tips: np.ndarray, facts: list[str]) -> list[tuple[np.ndarray, s
     return [(tip, fact) for tip, fact in zip(tips, facts, strict=True) if np.linalg.norm(tip) > 1e-6]
 
 
-def length_and_angle(name: str, vector: np.ndarray, reference: np.ndarray) -> str:
+def length_and_angle(
+    name: str, vector: np.ndarray, reference: np.ndarray, *, reference_is: str = "the true mean"
+) -> str:
     """What hovering tells: the length of `vector`, also over the reference's, and the angle between them."""
     length, unit = float(np.linalg.norm(vector)), float(np.linalg.norm(reference))
-    times = f", {length / unit:.3f} times the true mean's" if unit > 0 and vector is not reference else ""
+    times = f", {length / unit:.3f} times {reference_is}'s" if unit > 0 and vector is not reference else ""
     angle = angle_degrees(vector, reference)
-    apart = f"<br>{angle:.1f}° from the true mean's" if vector is not reference and np.isfinite(angle) else ""
+    apart = f"<br>{angle:.1f}° from {reference_is}'s" if vector is not reference and np.isfinite(angle) else ""
     return f"<b>{name}</b><br>length {length:.4g}{times}{apart}"

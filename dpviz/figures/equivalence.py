@@ -8,6 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dpviz.figures import tensor_errors, wire_bytes
+from dpviz.figures.arrows import arrow_trace, length_and_angle, set_arrows
 from dpviz.figures.plane import Plane, angle_degrees, place_labels, view
 from dpviz.figures.style import (
     INK,
@@ -34,12 +35,12 @@ LEFT, MIDDLE, RIGHT = 0.55, 0.575, 0.735  # paper: where the arrows end, caption
 def make() -> go.Figure:
     """The figure with every trace in it and nothing drawn: 450 px high, as wide as its place."""
     figure = layout(go.Figure(), height=450, margin={"l": 50, "r": 16, "t": 62, "b": 48}, showlegend=True)
-    figure.add_trace(_arrow("the whole batch", REFERENCE, 12, 38, legend="legend"))
-    figure.add_trace(_arrow("edge", REDUCED_EDGE, 6, 20))
-    figure.add_trace(_arrow("the optimizer gets", REDUCED, 4, 17, legend="legend2"))
+    figure.add_trace(arrow_trace("the whole batch", REFERENCE, width=12, head=38, legend="legend"))
+    figure.add_trace(arrow_trace("edge", REDUCED_EDGE, width=6, head=20))
+    figure.add_trace(arrow_trace("the optimizer gets", REDUCED, width=4, head=17, legend="legend2"))
     for rank in range(COLOURED):
-        figure.add_trace(_arrow(f"rank {rank}", rank_colour(rank), 2.4, 14, dash=rank_dash(rank)))
-    figure.add_trace(_arrow("other ranks", "#8a8a8a", 1.5, 11))
+        figure.add_trace(arrow_trace(f"rank {rank}", rank_colour(rank), width=2.4, head=14, dash=rank_dash(rank)))
+    figure.add_trace(arrow_trace("other ranks", "#8a8a8a", width=1.5, head=11))
     figure.add_trace(
         go.Scatter(
             name="1/k each, end to end",
@@ -86,29 +87,6 @@ def make() -> go.Figure:
     return figure
 
 
-def _arrow(name: str, colour: str, width: float, head: int, *, dash: str = "solid", legend: str = "") -> go.Scatter:
-    return go.Scatter(
-        name=name,
-        x=[],
-        y=[],
-        mode="lines+markers",
-        line={"color": colour, "width": width, "dash": dash},
-        meta=head,
-        marker={
-            "symbol": "arrow",
-            "angleref": "previous",
-            "size": [],
-            "color": colour,
-            "opacity": 1,
-            "line": {"width": 0},
-        },
-        hovertext=[],
-        hoverinfo="text",
-        cliponaxis=False,
-        legend=legend or None,
-    )
-
-
 def _legend(y: float) -> dict:
     return {
         "orientation": "h",
@@ -148,14 +126,14 @@ def _draw_arrows(figure: go.Figure, local: np.ndarray, reduced: np.ndarray, refe
     share = "no spread" if not plane.across.any() else f"the ranks' main spread, {100 * plane.share:.0f} % of it"
     figure.layout.xaxis.title.text = f"across it: {share}"
 
-    facts = [_hover(f"rank {rank} alone", vector, reference) for rank, vector in enumerate(local)]
-    _set_arrows(traces["the whole batch"], up, [_hover("one process, whole batch", reference, reference)])
+    facts = [_told(f"rank {rank} alone", vector, reference) for rank, vector in enumerate(local)]
+    set_arrows(traces["the whole batch"], up, [_told("one process, whole batch", reference, reference)])
     for rank in range(COLOURED):
-        _set_arrows(traces[f"rank {rank}"], points[rank : rank + 1], facts[rank : rank + 1])
-    _set_arrows(traces["other ranks"], points[COLOURED:], facts[COLOURED:])
-    after = [_hover("what the optimizer gets", vector, reference) for vector in reduced[: len(landed)]]
+        set_arrows(traces[f"rank {rank}"], points[rank : rank + 1], facts[rank : rank + 1])
+    set_arrows(traces["other ranks"], points[COLOURED:], facts[COLOURED:])
+    after = [_told("what the optimizer gets", vector, reference) for vector in reduced[: len(landed)]]
     for name in ("edge", "the optimizer gets"):
-        _set_arrows(traces[name], landed, after)
+        set_arrows(traces[name], landed, after)
 
     chain, labels = traces["1/k each, end to end"], traces["labels"]
     colours = [rank_colour(rank) if rank < COLOURED else "#8a8a8a" for rank in range(len(points))]
@@ -166,19 +144,8 @@ def _draw_arrows(figure: go.Figure, local: np.ndarray, reduced: np.ndarray, refe
     labels.textfont.color = [rank_text_colour(rank) for rank in range(len(points))]
 
 
-def _set_arrows(trace: go.Scatter, tips: np.ndarray, facts: list[str]) -> None:
-    trace.x = [value for tip in tips for value in (0.0, round(float(tip[0]), 4), None)]
-    trace.y = [value for tip in tips for value in (0.0, round(float(tip[1]), 4), None)]
-    trace.marker.size = [0, trace.meta, 0] * len(tips)
-    trace.hovertext = [fact for fact in facts for _ in range(3)]
-
-
-def _hover(name: str, vector: np.ndarray, reference: np.ndarray) -> str:
-    length, unit = float(np.linalg.norm(vector)), float(np.linalg.norm(reference))
-    times = f", {length / unit:.3f} times the whole batch's" if unit > 0 and vector is not reference else ""
-    angle = angle_degrees(vector, reference)
-    apart = f"<br>{angle:.1f}° from the whole batch's" if vector is not reference and np.isfinite(angle) else ""
-    return f"<b>{name}</b><br>length {length:.4g}{times}{apart}"
+def _told(name: str, vector: np.ndarray, reference: np.ndarray) -> str:
+    return length_and_angle(name, vector, reference, reference_is="the whole batch")
 
 
 def _column(points: np.ndarray, index: int) -> list[float]:
