@@ -28,9 +28,40 @@ def test_the_count_of_all_reduces_does_not_tell_whether_it_is_right(sync, all_re
     found = facts(sync=sync, batches=8)
     assert found["all_reduces"] == all_reduces
     assert found["ranks_identical"] is right
-    assert (found["gradient_error"] < 1e-12) is right
+    assert (found["gradient_error"] < 1e-12) is found["gradients_equal"] is right
     assert (found["gradient_scale"] == pytest.approx(1, rel=1e-12)) is right
     assert found["first_divergent_step"] == (None if right else 0)
+
+
+@pytest.mark.parametrize(
+    ("sync", "after"),
+    [
+        ("last", [0, 0, 0, 1]),
+        ("every", [1, 1, 1, 1]),
+        ("backward_only", [1, 1, 1, 1]),
+        ("flag_after_forward", [1, 0, 0, 0]),
+        ("off_by_one", [1, 0, 0, 0]),
+    ],
+)
+def test_it_is_known_after_which_micro_batch_the_ranks_communicate(sync, after):
+    run = launch(experiment, Config(sync=sync), world_size=2)
+    assert run.facts["all_reduces_by_micro_batch"] == after
+    assert [[step.values["all_reduces_by_micro_batch"] for step in records] for records in run.records] == 2 * [
+        [after] * 2
+    ]
+
+
+def test_ranks_start_together_and_one_update_begins_where_the_other_ended():
+    run = launch(experiment, Config(sync="off_by_one"), world_size=2)
+    (one, two), (other, _) = ([step.values for step in records] for records in run.records)
+    assert one["parameters_before"] == other["parameters_before"]
+    assert one["parameters"] == two["parameters_before"] != other["parameters"]
+
+
+@pytest.mark.parametrize(("steps", "batches", "updates"), [(8, 0, 2), (8, 8, 1), (4, 125, 32)])
+def test_there_are_two_full_windows_unless_it_is_said_how_many_micro_batches(steps, batches, updates):
+    config = Config(accumulation_steps=steps, batches=batches)
+    assert config.updates() == updates and config.micro_batches() == (batches or 16)
 
 
 @pytest.mark.parametrize("model", ["mlp", "transformer"])
@@ -68,6 +99,7 @@ class TestCases:
         assert found["gradient_scale_by_update"] == pytest.approx([1.0] * 31 + [0.25])
         right = facts(2, batches=125, micro_batch=1, scale="by_window")
         assert right["gradient_scale_by_update"] == pytest.approx([1.0] * 32)
+        assert right["gradients_equal"] and not found["gradients_equal"]
 
     def test_11_the_flag_set_between_forward_and_backward(self):
         inputs = [[0, 1, 2, 3], [10, 11, 12, 13]]
@@ -86,6 +118,12 @@ def test_without_the_division_the_gradient_is_k_times_too_large():
     assert facts(scale="none")["gradient_scale"] == pytest.approx(4)
 
 
+def test_adamw_does_not_feel_that_the_division_is_missing():
+    sgd, adamw = ([facts(optimizer=o, scale=s)["update_norm"] for s in ("by_k", "none")] for o in ("sgd", "adamw"))
+    assert sgd[1] / sgd[0] == pytest.approx(4)
+    assert adamw[1] / adamw[0] == pytest.approx(1, rel=1e-3)
+
+
 def test_the_worked_example_needs_32_micro_batches():
     """256 sequences on 4 ranks that hold 2 each: K = 32, one all-reduce."""
     found = facts(4, accumulation_steps=256 // (4 * 2), micro_batch=2, batches=32)
@@ -98,6 +136,25 @@ class TestActivations:
         by_batch = [facts(2, micro_batch=b)["activation_bytes"][0] for b in (4, 8, 16)]
         assert by_batch[2] - by_batch[1] == 2 * (by_batch[1] - by_batch[0]) > 0
         assert facts(2, accumulation_steps=8, batches=8)["activation_bytes"][0] == by_batch[0]
+
+    def test_a_window_at_once_keeps_k_times_as_much(self):
+        found = facts(2, dtype="float32")["activations"]
+        assert found["window_kept"] == pytest.approx(4 * found["micro_batch_kept"], rel=0.02)
+        assert found["micro_batch_recomputed"] < found["micro_batch_kept"]
+        set_otherwise = facts(2, dtype="float32", recompute=True)
+        assert set_otherwise["activations"] == found
+        assert set_otherwise["activation_bytes"][0] == found["micro_batch_recomputed"]
+
+    def test_a_large_window_is_not_tried(self):
+        found = facts(2, micro_batch=256, accumulation_steps=16, batches=16)["activations"]
+        assert found["window_kept"] is None and found["micro_batch_kept"] > 0
+
+    def test_the_model_state_does_not_know_k(self):
+        for optimizer, each in (("sgd", 8), ("adamw", 16)):
+            few, many = (facts(2, dtype="float32", accumulation_steps=k, optimizer=optimizer) for k in (1, 8))
+            assert few["model_state_bytes"] == many["model_state_bytes"]
+            parameters = few["gradient_bytes"] // 4
+            assert few["model_state_bytes"][0] == pytest.approx(each * parameters, abs=16)
 
     @pytest.mark.parametrize("model", ["mlp", "transformer"])
     def test_recomputation_lowers_them_and_changes_no_gradient(self, model):

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dpviz import data, models
 from dpviz.experiments.equivalence import DTYPES, flat
-from dpviz.measure import fingerprint
+from dpviz.measure import collectives, fingerprint
 from dpviz.measure.memory import kept_for_backward
 from dpviz.measure.meter import Meter
 from dpviz.questions.accumulation import Config
@@ -30,52 +30,55 @@ from dpviz.records import Step
 
 __all__ = ["Config", "experiment"]
 
-LR = 0.01
+SAMPLED = 64  # parameters in each record, for a picture of how far the ranks are apart
+LARGEST_WINDOW = 2048  # samples of which activations are measured at once: some 40 MB a rank for the transformer
 
 
 def experiment(config):
     """Go through this rank's micro-batches, an optimizer update a window. Yields a Step an update; see `Ledger`."""
-    ddp = DistributedDataParallel(build(config))
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
-    backward = SYNCS[config.sync]
-    settle(config, ddp)
-    ledger = Ledger(config, ddp)
-    for update, window in enumerate(windows(config, dist.get_rank())):
-        optimizer.zero_grad()
+    ddp, optimizer = build(config)
+    micro_step, K = SYNCS[config.sync], config.accumulation_steps
+    ledger = Ledger(config, ddp, optimizer)
+    for update, window in enumerate(windows(config, dist.get_rank())):  # K micro-batches each
+        parts = {"by_k": K, "by_window": len(window), "none": 1}[config.scale]
         ledger.begin(update)
-        for number, batch in enumerate(window):
-            divisor = {"by_k": config.accumulation_steps, "by_window": len(window), "none": 1}[config.scale]
-            backward(ddp, lambda: loss(config, ddp, batch) / divisor, number == 0, number == len(window) - 1)  # noqa: B023
-        values = ledger.end()
+        optimizer.zero_grad()
+        for number, batch in enumerate(window, start=1):
+            micro_step(ddp, batch, parts, is_first=number == 1, is_last=number == len(window))
+            ledger.note()
+        ledger.before_step()
         optimizer.step()
-        yield Step(step=update, values={**values, "digest": fingerprint.digest(ddp.parameters())})
+        yield Step(step=update, values=ledger.after_step())
     return ledger.report()
 
 
-def last(ddp, loss_of, is_first, is_last):
+def last(ddp, batch, parts, *, is_first, is_last):
+    with nullcontext() if is_last else ddp.no_sync():  # round the forward and the backward
+        loss = models.loss(ddp, *batch) / parts
+        loss.backward()
+
+
+def every(ddp, batch, parts, *, is_first, is_last):
+    loss = models.loss(ddp, *batch) / parts
+    loss.backward()
+
+
+def backward_only(ddp, batch, parts, *, is_first, is_last):
+    loss = models.loss(ddp, *batch) / parts  # here DDP decides: it will reduce
     with nullcontext() if is_last else ddp.no_sync():
-        loss_of().backward()
+        loss.backward()
 
 
-def every(ddp, loss_of, is_first, is_last):
-    loss_of().backward()
+def flag_after_forward(ddp, batch, parts, *, is_first, is_last):
+    loss = models.loss(ddp, *batch) / parts
+    ddp.require_backward_grad_sync = is_last  # the next forward reads it
+    loss.backward()
 
 
-def backward_only(ddp, loss_of, is_first, is_last):
-    found = loss_of()  # here DDP decides whether the coming backward is to reduce
-    with nullcontext() if is_last else ddp.no_sync():
-        found.backward()
-
-
-def flag_after_forward(ddp, loss_of, is_first, is_last):
-    found = loss_of()
-    ddp.require_backward_grad_sync = is_last  # the flag that no_sync() sets, and which the next forward reads
-    found.backward()
-
-
-def off_by_one(ddp, loss_of, is_first, is_last):
+def off_by_one(ddp, batch, parts, *, is_first, is_last):
     with nullcontext() if is_first else ddp.no_sync():
-        loss_of().backward()
+        loss = models.loss(ddp, *batch) / parts
+        loss.backward()
 
 
 SYNCS = {f.__name__: f for f in (last, every, backward_only, flag_after_forward, off_by_one)}
@@ -93,85 +96,130 @@ class Recomputed(nn.Module):
 
 
 def build(config):
-    """Return the model, equal on every rank; with inputs one weight w = 1."""
+    """Return (model wrapped in DDP, optimizer), equal on every rank; with inputs the model is one weight w = 1."""
     name, dataset = (config.model, config.data) if config.inputs is None else ("weight", "count")
     model = models.build(name, data.load(dataset), seed=config.seed, dtype=DTYPES[config.dtype])
-    return Recomputed(model) if config.recompute else model
-
-
-def loss(config, model, batch):
-    return models.loss(model, *batch)
+    ddp = DistributedDataParallel(Recomputed(model) if config.recompute else model)
+    for _ in range(2):  # DDP rebuilds its buckets after its first backward, with collectives of its own
+        models.loss(ddp, *window(config, dist.get_rank(), 0)[0]).backward()
+    if config.optimizer == "sgd":
+        return ddp, torch.optim.SGD(ddp.parameters(), lr=0.01)
+    return ddp, torch.optim.AdamW(ddp.parameters(), lr=0.001, weight_decay=0.0)
 
 
 def windows(config, rank):
-    """Return this rank's micro-batches, a list of (x, y) for each update; the last one may be short."""
-    if config.inputs is None:
-        first = rank * config.batches * config.micro_batch
-        x, y = data.samples(data.load(config.data), first, first + config.batches * config.micro_batch, config.seed)
-        batches = list(zip(x.split(config.micro_batch), y.split(config.micro_batch), strict=True))
-    else:
-        batches = [(torch.tensor([[x]], dtype=torch.float64), torch.zeros(1)) for x in config.inputs[rank]]
-    k = config.accumulation_steps
-    return [batches[start : start + k] for start in range(0, len(batches), k)]
+    """Yield this rank's micro-batches, a list of (x, y) for each update; the last list may be short."""
+    for update in range(config.updates()):
+        yield window(config, rank, update)
 
 
-def settle(config, ddp):
-    """Let DDP rebuild its buckets, which it does after its first backward and with collectives of its own."""
-    for _ in range(2):
-        loss(config, ddp, windows(config, dist.get_rank())[0][0]).backward()
+def window(config, rank, update):
+    """Return the micro-batches of one rank and update."""
+    first = update * config.accumulation_steps
+    end = min(first + config.accumulation_steps, config.micro_batches())
+    if config.inputs is not None:
+        return [(torch.tensor([[x]], dtype=torch.float64), torch.zeros(1)) for x in config.inputs[rank][first:end]]
+    before, size = rank * config.micro_batches(), config.micro_batch
+    x, y = data.samples(data.load(config.data), (before + first) * size, (before + end) * size, config.seed)
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+def joined(batches):
+    """Return micro-batches as one batch (x, y)."""
+    return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
 
 
 class Ledger:
-    """Notes what each update is made of and costs; it calls no collective.
+    """Notes what each update is made of and costs; it calls no collective and changes nothing.
 
-    An update's values: all_reduces; norm of the gradient, true_norm of one process's, scale (the factor that fits
-    best), error (length of the difference over the true length). The report: bytes an update, seconds an update,
-    activation bytes.
+    An update's values: all_reduces and all_reduces_by_micro_batch; norm of the gradient, true_norm of one process's,
+    scale (the factor that fits best), error (length of the difference over the true length); update_norm, the length
+    of the step; digest of the parameters and a few of them, before and after.
+    The report: bytes an update, seconds of each update, and what the rank holds (see `held`).
     """
 
-    def __init__(self, config, ddp):
-        self.config, self.ddp, self.meter = config, ddp, Meter()
-        self.everybody = list(zip(*(windows(config, rank) for rank in range(dist.get_world_size())), strict=True))
+    def __init__(self, config, ddp, optimizer):
+        self.config, self.ddp, self.optimizer, self.meter = config, ddp, optimizer, Meter()
         self.sent, self.seconds = [], []
 
     def begin(self, update):
         self.true = self.one_process(update)
+        self.start = flat(self.ddp.parameters())
         self.meter.read()
+        self.issued = [collectives.issued()]
         self.began = time.perf_counter()
 
-    def end(self):
+    def note(self):
+        self.issued.append(collectives.issued())
+
+    def before_step(self):
         self.seconds.append(time.perf_counter() - self.began)
         sent, issued = self.meter.read()
         self.sent.append(sent)
         gradient = flat(p.grad for p in self.ddp.parameters())
         square = float(self.true @ self.true)
-        return {
+        self.values = {
             "all_reduces": sum(entry.name == "all_reduce" for entry in issued),
+            "all_reduces_by_micro_batch": numpy.diff(self.issued).tolist(),
             "norm": float(numpy.linalg.norm(gradient)),
             "true_norm": square**0.5,
             "scale": float(gradient @ self.true) / square if square else float("nan"),
             "error": float(numpy.linalg.norm(gradient - self.true)) / square**0.5 if square else float("nan"),
         }
 
+    def after_step(self):
+        end = flat(self.ddp.parameters())
+        return {
+            **self.values,
+            "update_norm": float(numpy.linalg.norm(end - self.start)),
+            "digest": fingerprint.digest(self.ddp.parameters()),
+            "parameters_before": self.start[:: 1 + len(end) // SAMPLED].tolist(),
+            "parameters": end[:: 1 + len(end) // SAMPLED].tolist(),
+        }
+
     def one_process(self, update):
-        """Return the gradient of the mean over the window's micro-batches of all ranks, in float64, at this rank's
+        """Return the gradient of the mean over the window's samples of all ranks, in float64, at this rank's
         parameters.
         """
-        model = copy.deepcopy(self.ddp.module).double()
+        model, k = copy.deepcopy(self.ddp.module).double(), dist.get_world_size()
         model.zero_grad()
-        batches = [batch for window in self.everybody[update] for batch in window]
-        for batch in batches:
-            (loss(self.config, model, batch) / len(batches)).backward()
+        for rank in range(k):
+            (models.loss(model, *joined(window(self.config, rank, update))) / k).backward()
         return flat(p.grad for p in model.parameters())
 
     def report(self):
-        x, y = self.everybody[0][0][0]
-        model = self.ddp.module
-        with kept_for_backward(without=[*model.parameters(), x, y]) as kept:
-            loss(self.config, model, (x, y))
         return {
-            "bucket_elements": sum(p.numel() for p in model.parameters()),
+            "bucket_elements": sum(p.numel() for p in self.ddp.parameters()),
             "wire_bytes": self.sent[0],
+            "seconds": self.seconds,
             "forward_backward_s": statistics.median(self.seconds),
-            "activation_bytes": kept.bytes,
+            **self.held(),
         }
+
+    def held(self):
+        """Return the bytes of parameters, gradients and optimizer state, and of what autograd keeps for the backward
+        of one micro-batch and of a whole window at once (None where that is large), as set and the other way.
+        """
+        model, batches = self.ddp.module, window(self.config, dist.get_rank(), 0)
+        plain = getattr(model, "model", model) if self.config.recompute else model
+        whole = len(batches) * self.config.micro_batch <= LARGEST_WINDOW
+        settings = {"kept": plain, "recomputed": Recomputed(plain)}
+        found = {
+            f"{size}_{name}": activation_bytes(one, batch) if batch else None
+            for size, batch in (("micro_batch", batches[0]), ("window", joined(batches) if whole else None))
+            for name, one in settings.items()
+        }
+        parameters = list(model.parameters())
+        state = [t for state in self.optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
+        return {
+            "activation_bytes": found[f"micro_batch_{'recomputed' if self.config.recompute else 'kept'}"],
+            "activations": found,
+            "model_state_bytes": sum(t.nbytes for t in [*parameters, *(p.grad for p in parameters), *state]),
+        }
+
+
+def activation_bytes(model, batch):
+    """Return what autograd keeps between forward and backward, parameters and inputs aside."""
+    with kept_for_backward(without=[*model.parameters(), *batch]) as kept:
+        models.loss(model, *batch)
+    return kept.bytes
