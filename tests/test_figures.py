@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 from made_up import equivalence_run
 
@@ -240,6 +241,21 @@ def test_a_figure_changed_is_the_figure_made_anew(module):
     fresh = module.make()
     module.draw(fresh, RUNS[module](3))
     assert json.loads(changed.to_json()) == json.loads(fresh.to_json())
+
+
+@pytest.mark.parametrize("module", ALL)
+def test_a_figure_changed_in_one_batch_is_the_figure_made_anew(module):
+    """A panel draws inside of batch_update, where what was just written cannot be read back yet."""
+    live = go.FigureWidget(module.make())
+    for k in (8, 3):
+        with live.batch_update():
+            module.draw(live, RUNS[module](k))
+    fresh = module.make()
+    module.draw(fresh, RUNS[module](3))
+    wanted, found = (json.loads(figure.to_json()) for figure in (fresh, live))
+    for new, old in zip(wanted["data"], found["data"], strict=True):
+        assert {name: old.get(name) for name in new} == new
+    assert {name: found["layout"].get(name) for name in wanted["layout"]} == wanted["layout"]
 
 
 def test_a_run_loaded_from_a_file_is_drawn_alike(tmp_path):

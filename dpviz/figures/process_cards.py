@@ -88,8 +88,8 @@ def _set_bars(trace: go.Bar, x: list, *, base: float, height: float, width: floa
 
 
 def _set_text(trace: go.Scatter, places: list[tuple[float, float, str]]) -> None:
-    trace.x, trace.y, trace.text = ([place[i] for place in places] for i in range(3))
-    trace.hovertext = trace.text
+    x, y, text = ([place[i] for place in places] for i in range(3))
+    trace.x, trace.y, trace.text, trace.hovertext = x, y, text, text  # a batch would read the old text back
 
 
 def _who(result: dict, *, narrow: bool) -> str:
