@@ -50,6 +50,13 @@ def test_every_other_order_gives_a_real_model_another_update(order):
     assert abs(found["norm"] / found["reference_norm"] - 1) > 0.01 or found["angle_degrees"] > 0.5
 
 
+@pytest.mark.parametrize("gradients", [[[3], [4]], [[3, 4], [12]], None])
+def test_shards_clipped_by_the_norm_of_the_whole_are_the_reference(gradients):
+    found = facts("clip_shards_together", gradients, world_size=None if gradients else 4, max_norm=0.5)
+    assert found["angle_degrees"] == pytest.approx(0, abs=1e-5)
+    assert found["norm"] == pytest.approx(found["reference_norm"], rel=1e-9) == pytest.approx(0.5, rel=1e-5)
+
+
 def test_the_reference_is_one_process_on_the_whole_batch():
     """Two ranks' micro-batches are four of one rank: its average is theirs."""
     two = facts("average_then_clip", world_size=2, micro_batch=2, max_norm=0.5)

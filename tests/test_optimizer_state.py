@@ -60,6 +60,25 @@ def test_19_an_edited_parameter_stays_apart_for_ever(optimizer):
     assert found["detected_by"] == ["parameters"]  # gradients agree, and will always
 
 
+def test_the_differences_are_listed_step_by_step():
+    found = facts("skipped_step")
+    assert [bool(one) for one in found["differences"]] == [False] * 3 + [True] * 5
+    assert found["differences"][3] == dict.fromkeys(found["detected_by"], [2])
+
+
+def test_a_left_out_collective_is_noticed_only_when_somebody_waits_at_the_end():
+    found = facts("left_out_collective")
+    assert found["first_divergent_step"] == 3
+    assert found["differences"] == [{}] * 7 + [{"timeout": [2]}]
+
+
+def test_no_fault_prints_anything():
+    """A rank's stderr is shown: torch's remark about reading a checkpoint alone is expected, and kept back."""
+    for fault in ("stale_checkpoint", "resume_without_optimizer"):
+        run = launch(experiment, Config(fault=fault, fault_rank=2), world_size=4)
+        assert run.prints == [[], [], [], []]
+
+
 def test_the_next_launch_is_right_after_a_left_out_collective():
     facts("left_out_collective")
     assert facts("none")["first_divergent_step"] is None

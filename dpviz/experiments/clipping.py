@@ -7,30 +7,19 @@ Built in lesson 06.
 
 from __future__ import annotations
 
-import numpy
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_
 
 from dpviz import data, models
 from dpviz.experiments.equivalence import DTYPES, flat
 from dpviz.parallel.ddp import all_reduce_gradients
 from dpviz.questions.clipping import Config
 
-__all__ = ["Config", "experiment"]
+__all__ = ["Config", "clipped_update", "experiment"]
 
 MICRO_BATCHES = 2
-
-
-def experiment(config):
-    """Return this rank's {"update": vector, "reference": vector, "local_norm": of its own gradient}, float64."""
-    local = model_with_gradients(config)
-    if config.order == "clip_each_shard" and config.gradients is not None:
-        update, reference = shards_of_the_average(config)
-    else:
-        update, reference = ORDERS[config.order](config), average_then_clip(config)
-    return {"update": update, "reference": reference, "local_norm": float(numpy.linalg.norm(gradient(local)))}
 
 
 def average_then_clip(config):
@@ -65,33 +54,59 @@ def clip_before_unscale(config):
 
 
 def clip_each_shard(config):
-    model = model_with_gradients(config)
-    all_reduce_gradients(model)
-    shards = torch.tensor(gradient(model)).tensor_split(dist.get_world_size())
-    return gathered(clipped(shards[dist.get_rank()], config.max_norm), [len(shard) for shard in shards])
+    mine, lengths = shard_of_the_average(config)
+    clip_grad_norm_([mine], config.max_norm)
+    return gathered(mine.grad, lengths)
+
+
+def clip_shards_together(config):
+    mine, lengths = shard_of_the_average(config)
+    square = mine.grad.square().sum()
+    dist.all_reduce(square)  # one number: the squares of all shards add up to that of the whole
+    clip_grads_with_norm_([mine], config.max_norm, square.sqrt())
+    return gathered(mine.grad, lengths)
 
 
 ORDERS = {
-    f.__name__: f
-    for f in (average_then_clip, clip_then_average, clip_each_micro_batch, clip_before_unscale, clip_each_shard)
+    order.__name__: order
+    for order in (
+        average_then_clip,
+        clip_then_average,
+        clip_each_micro_batch,
+        clip_each_shard,
+        clip_shards_together,
+        clip_before_unscale,
+    )
 }
 
 
-def shards_of_the_average(config):
-    """The rows are shards of one averaged gradient: clip each by its own norm, and beside it the whole by the
-    whole's.
+def clipped_update(config):
+    """Return this rank's {"update": of the order asked for, "reference": average_then_clip's, "local": its own
+    gradient}, each a vector of float64.
     """
-    lengths = [len(row) for row in config.gradients]
-    mine = torch.tensor(config.gradients[dist.get_rank()], dtype=torch.float64)
-    whole = torch.tensor(gathered(mine, lengths))
-    return gathered(clipped(mine, config.max_norm), lengths), clipped(whole, config.max_norm).numpy()
+    return {
+        "update": ORDERS[config.order](config),
+        "reference": ORDERS["average_then_clip"](config),
+        "local": gradient(model_with_gradients(config)),
+    }
 
 
-def clipped(vector, max_norm):
-    parameter = nn.Parameter(torch.zeros_like(vector))
-    parameter.grad = vector.clone()
-    clip_grad_norm_([parameter], max_norm)
-    return parameter.grad
+experiment = clipped_update  # the name that the command line calls it by
+
+
+def shard_of_the_average(config):
+    """Return a parameter whose gradient is this rank's shard of the averaged gradient, and all shards' lengths."""
+    model = model_with_gradients(config)
+    all_reduce_gradients(model)
+    whole = torch.tensor(gradient(model))
+    if config.gradients is None:
+        shards = whole.tensor_split(dist.get_world_size())
+    else:
+        shards = whole.split([len(row) for row in config.gradients])
+    shard = shards[dist.get_rank()]
+    mine = nn.Parameter(torch.zeros_like(shard))
+    mine.grad = shard.clone()
+    return mine, [len(shard) for shard in shards]
 
 
 def gathered(shard, lengths):
@@ -105,19 +120,28 @@ def model_with_gradients(config, after_each=lambda model: None):
     """Return a model with this rank's own gradient, accumulated over its micro-batches; after_each is called after
     each.
     """
-    rank = dist.get_rank()
     if config.gradients is not None:
-        model = nn.ParameterList([nn.Parameter(torch.zeros(len(config.gradients[rank]), dtype=DTYPES[config.dtype]))])
-        model[0].grad = torch.tensor(config.gradients[rank], dtype=DTYPES[config.dtype])
+        model = given(config)
         after_each(model)
         return model
     digits = data.load("digits")
     model = models.build("mlp", digits, seed=config.seed, dtype=DTYPES[config.dtype])
     for number in range(MICRO_BATCHES):
-        start = (rank * MICRO_BATCHES + number) * config.micro_batch
+        start = (dist.get_rank() * MICRO_BATCHES + number) * config.micro_batch
         x, y = data.samples(digits, start, start + config.micro_batch, config.seed)
         (models.loss(model, x, y) / MICRO_BATCHES).backward()
         after_each(model)
+    return model
+
+
+def given(config):
+    """Return a model with this rank's row as its gradient. Rows that are shards of an average give it whole to every
+    rank, so that averaging it changes nothing.
+    """
+    whole = [number for row in config.gradients for number in row]
+    row = whole if config.rows_are_shards() else config.gradients[dist.get_rank()]
+    model = nn.ParameterList([nn.Parameter(torch.zeros(len(row), dtype=DTYPES[config.dtype]))])
+    model[0].grad = torch.tensor(row, dtype=DTYPES[config.dtype])
     return model
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import datetime
 import math
-import shutil
-import tempfile
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -20,41 +19,68 @@ from torch.nn import functional as F
 
 from dpviz import data, seeds
 from dpviz.experiments.equivalence import DTYPES
+from dpviz.experiments.resume import shared_directory
 from dpviz.measure import fingerprint
 from dpviz.parallel.ddp import all_reduce_gradients
 from dpviz.questions.optimizer_state import Config
 from dpviz.records import Step
 
-__all__ = ["Config", "experiment"]
+__all__ = ["Config", "experiment", "train_with_fault"]
 
 COLLECTIVE_TIMEOUT_S = 2  # a left-out collective is found this soon
 MAX_NORM = 5.0
 
 
-def experiment(config):
+def train_with_fault(config):
     """Train; yields a Step an update, with the fingerprints that the checks compare."""
-    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S))
     rank, k, fault = dist.get_rank(), dist.get_world_size(), Fault(config)
-    training = Training(config, seed=config.seed + fault.on_this_rank("different_init"))
-    seeds.reset(config.seed) if fault.on_every_rank("same_dropout_mask") else seeds.seed_by_rank(config.seed)
-    with Checkpoints() as checkpoints:
+    replica = first_replica(config, fault)
+    with shared_directory() as directory:
+        checkpoints = Checkpoints(directory, fault)
         for step in range(config.steps):
             if fault.here("left_out_collective", step):
                 continue
-            training = checkpoints.maybe_resume(training, step, fault)
+            replica = checkpoints.maybe_resume(replica, step)
             x, y = batch(config, step, rank, k)
             total = len(y) if fault.from_here("token_weights_differ", step) else k * len(y)
-            loss = F.cross_entropy(training.model(x), y, reduction="sum") * k / total
-            (loss * training.scaler.scale).backward()
+            loss = F.cross_entropy(replica.model(x), y, reduction="sum") * k / total
+            (loss * replica.scaler.scale).backward()
             if not fault.in_step("no_all_reduce", step):
-                all_reduce_gradients(training.model)
-            training.update(step, k, fault)
-            checkpoints.maybe_save(training, step, fault)
-            yield Step(step=step, loss=loss.item(), values={**training.fingerprints(step), "tokens": total})
+                all_reduce_gradients(replica.model)
+            update(replica, step, fault)
+            checkpoints.maybe_save(replica, step)
+            values = {**replica.fingerprints(step), "tokens": total}
+            yield Step(step=step, loss=loss.item(), values=values)
+
+
+experiment = train_with_fault  # the name that the command line calls it by
+
+
+def update(replica, step, fault):
+    """Unscale, decide, clip, step: what every rank must do alike once the gradients are."""
+    parameters = list(replica.model.parameters())
+    fault.before_update(replica, step)
+    for parameter in parameters:
+        parameter.grad /= replica.scaler.scale
+    replica.gradients = fingerprint.digest(parameter.grad for parameter in parameters)
+    overflow = overflowed(parameters)
+    if not overflow and not fault.here("skipped_step", step):
+        nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+        replica.optimizer.step()
+        replica.updates += 1
+    replica.optimizer.zero_grad()
+    replica.scaler.update(overflow)
+    for _ in range(fault.schedule_steps()):
+        replica.scheduler.step()
+    fault.after_update(replica, step)
+
+
+def overflowed(parameters):
+    return not all(parameter.grad.isfinite().all() for parameter in parameters)
 
 
 class Fault:
-    """Whether the fault named is the one switched on, and concerns this rank in this step."""
+    """Whether the fault named is the one switched on, and concerns this rank in this step; and what it does."""
 
     def __init__(self, config):
         self.config, self.mine = config, dist.get_rank() == config.fault_rank
@@ -73,6 +99,20 @@ class Fault:
 
     def from_here(self, name, step):
         return self.on_this_rank(name) and step >= self.config.fault_step
+
+    def before_update(self, replica, step):
+        if self.here("overflow_on_one_rank", step):
+            next(replica.model.parameters()).grad[0, 0] = math.inf
+        if self.here("lr_differs", step):
+            replica.optimizer.param_groups[0]["lr"] *= 2
+            replica.scheduler.base_lrs[0] *= 2
+
+    def schedule_steps(self):
+        return dist.get_world_size() if self.on_every_rank("scheduler_steps_k_times") else 1
+
+    def after_update(self, replica, step):
+        if self.here("edited_parameter", step):
+            [*replica.model.parameters()][-1].data[-1] += 1
 
 
 class LossScaler:
@@ -93,8 +133,16 @@ class LossScaler:
             self.scale, self.good = self.scale * 2, 0
 
 
-class Training:
-    """What every rank holds a replica of: model, optimizer, schedule, loss scale and the number of updates."""
+def first_replica(config, fault):
+    """Return the replica to begin with: the same on every rank, and then a stream of random numbers for each."""
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+    replica = Replica(config, seed=config.seed + fault.on_this_rank("different_init"))
+    seeds.reset(config.seed) if fault.on_every_rank("same_dropout_mask") else seeds.seed_by_rank(config.seed)
+    return replica
+
+
+class Replica:
+    """What every rank holds: model, optimizer, schedule, loss scale and the number of updates."""
 
     def __init__(self, config, *, seed):
         self.config = config
@@ -105,34 +153,10 @@ class Training:
         optimizers = {"sgd": torch.optim.SGD, "adamw": lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.0)}
         self.optimizer = optimizers[config.optimizer](self.model.parameters(), config.lr)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=config.steps)
-        self.scaler, self.updates, self.mask = LossScaler(), 0, ""
+        self.scaler, self.updates, self.mask, self.gradients = LossScaler(), 0, "", ""
         self.model[2].register_forward_hook(
             lambda module, x, out: setattr(self, "mask", fingerprint.digest([out == 0]))
         )
-
-    def update(self, step, k, fault):
-        """Unscale, clip, step: what every rank must do alike once the gradients are."""
-        parameters = list(self.model.parameters())
-        if fault.here("overflow_on_one_rank", step):
-            parameters[0].grad[0, 0] = math.inf
-        for parameter in parameters:
-            parameter.grad /= self.scaler.scale
-        overflow = not all(parameter.grad.isfinite().all() for parameter in parameters)
-        self.gradients = fingerprint.digest(parameter.grad for parameter in parameters)
-        if fault.here("lr_differs", step):
-            self.optimizer.param_groups[0]["lr"] *= 2
-            self.scheduler.base_lrs[0] *= 2
-        if not overflow and not fault.here("skipped_step", step):
-            nn.utils.clip_grad_norm_(parameters, MAX_NORM)
-            self.optimizer.step()
-            self.updates += 1
-        self.optimizer.zero_grad()
-        self.scaler.update(overflow)
-        for _ in range(k if fault.on_every_rank("scheduler_steps_k_times") else 1):
-            self.scheduler.step()
-        if fault.here("edited_parameter", step):
-            with torch.no_grad():
-                parameters[-1][-1] += 1
 
     def fingerprints(self, step):
         moments = [
@@ -173,37 +197,40 @@ class Training:
 
 
 class Checkpoints:
-    """Real checkpoints in a directory that all ranks share, by torch.distributed.checkpoint; gone at the end."""
+    """Real checkpoints in a directory that all ranks share, by torch.distributed.checkpoint; written and read only
+    where the fault is about them.
+    """
 
-    RESUMES = {"stale_checkpoint": (), "resume_without_optimizer": ("optimizer",), "resume_without_scaler": ("scaler",)}
+    LEFT_OUT = {  # by the fault rank
+        "stale_checkpoint": (),
+        "resume_without_optimizer": ("optimizer",),
+        "resume_without_scaler": ("scaler",),
+    }
 
-    def __enter__(self):
-        name = [tempfile.mkdtemp(prefix="dpviz-") if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(name)
-        self.directory = name[0]
-        return self
+    def __init__(self, directory, fault):
+        self.directory, self.fault = directory, fault
+        self.at = fault.config.fault_step if fault.config.fault in self.LEFT_OUT else None
 
-    def __exit__(self, *_):
-        if dist.get_rank() == 0:
-            shutil.rmtree(self.directory, ignore_errors=True)
-
-    def maybe_save(self, training, step, fault):
+    def maybe_save(self, replica, step):
         """After the two updates before the one in which the run is resumed."""
-        if fault.config.fault in self.RESUMES and step in (fault.config.fault_step - 2, fault.config.fault_step - 1):
-            checkpoint.save(training.state(), checkpoint_id=f"{self.directory}/{step}")
+        if self.at is not None and step in (self.at - 2, self.at - 1):
+            checkpoint.save(replica.state(), checkpoint_id=f"{self.directory}/{step}")
 
-    def maybe_resume(self, training, step, fault):
-        if fault.config.fault not in self.RESUMES or step != fault.config.fault_step:
-            return training
-        stale, left_out = fault.here("stale_checkpoint", step), self.RESUMES[fault.config.fault] if fault.mine else ()
-        return resumed(training, f"{self.directory}/{step - 1 - stale}", without=left_out)
+    def maybe_resume(self, replica, step):
+        if step != self.at:
+            return replica
+        newest = step - 1 - self.fault.here("stale_checkpoint", step)
+        left_out = self.LEFT_OUT[self.fault.config.fault] if self.fault.mine else ()
+        return resumed(replica, f"{self.directory}/{newest}", without=left_out)
 
 
-def resumed(training, checkpoint_id, *, without):
-    """Return a new Training with what the checkpoint holds, as a restarted process would."""
-    fresh = Training(training.config, seed=12345)
-    state = training.state(without=without)  # the shapes to read into; every value is overwritten
-    checkpoint.load(state, checkpoint_id=checkpoint_id, no_dist=True)
+def resumed(replica, checkpoint_id, *, without):
+    """Return a new Replica with what the checkpoint holds, as a restarted process would."""
+    fresh = Replica(replica.config, seed=12345)
+    state = replica.state(without=without)  # the shapes to read into; every value is overwritten
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of no_dist: a rank's own file is wanted
+        checkpoint.load(state, checkpoint_id=checkpoint_id, no_dist=True)
     fresh.load(state)
     return fresh
 

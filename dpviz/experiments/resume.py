@@ -7,6 +7,7 @@ Built in lesson 06.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 
@@ -20,31 +21,42 @@ from dpviz import data, seeds
 from dpviz.experiments.equivalence import DTYPES
 from dpviz.questions.resume import Config
 
-__all__ = ["Config", "experiment"]
+__all__ = ["Config", "experiment", "stop_and_resume"]
 
 
-def experiment(config):
+def stop_and_resume(config):
     """Return {"losses": of this rank without interruption, "resumed": of this rank after the checkpoint, if it
     resumed}.
     """
     seeds.seed_by_rank(config.seed)
-    directory = [tempfile.mkdtemp(prefix="dpviz-") if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(directory)
     everybody, few = dist.group.WORLD, dist.new_group(list(range(config.resume_world_size)))
-    training = Training(config)
-    losses = [training.update(everybody) for _ in range(config.stop_after)]
-    checkpoint.save(training.state(), checkpoint_id=directory[0])
-    losses += [training.update(everybody) for _ in range(config.steps - config.stop_after)]
-
-    resumed = []
-    if dist.get_rank() < config.resume_world_size:
-        training = Training(config)  # a new process would begin like this
-        training.load(directory[0], without=config.without, group=few)
-        resumed = [training.update(few) for _ in range(config.steps - config.stop_after)]
-    dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(directory[0])
+    rest, resumed = range(config.steps - config.stop_after), []
+    with shared_directory() as directory:
+        training = Training(config)
+        losses = [training.update(everybody) for _ in range(config.stop_after)]
+        checkpoint.save(training.state(), checkpoint_id=directory)
+        losses += [training.update(everybody) for _ in rest]
+        if dist.get_rank() < config.resume_world_size:
+            training = Training(config)  # a new process would begin like this
+            training.load(directory, without=config.without, group=few)
+            resumed = [training.update(few) for _ in rest]
+        dist.barrier()
     return {"losses": losses, "resumed": resumed}
+
+
+experiment = stop_and_resume  # the name that the command line calls it by
+
+
+@contextlib.contextmanager
+def shared_directory():
+    """A directory that all ranks of one host know; rank 0 makes it, and removes it at the end."""
+    name = [tempfile.mkdtemp(prefix="dpviz-") if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(name)
+    try:
+        yield name[0]
+    finally:
+        if dist.get_rank() == 0:
+            shutil.rmtree(name[0], ignore_errors=True)
 
 
 class Training:

@@ -4,9 +4,10 @@
     clip_then_average       each rank clips its own gradient, before the all-reduce
     clip_each_micro_batch   each rank clips what it has accumulated after every micro-batch
     clip_each_shard         the averaged gradient lies in shards, and each rank clips its shard by the shard's own norm
+    clip_shards_together    each rank clips its shard by the norm of the whole, for which one number is all-reduced
     clip_before_unscale     the gradient of the scaled loss is clipped, and unscaled afterwards
 
-With `gradients` each row is the gradient of a rank's one micro-batch (under clip_each_shard the rank's shard of the
+With `gradients` each row is the gradient of a rank's one micro-batch (where shards are clipped: the rank's shard of the
 average); without, an MLP on digits makes them, two micro-batches a rank.
 """
 
@@ -17,15 +18,14 @@ from typing import Any
 
 from dpviz.questions.base import DTYPES, Question, WrongValue, choice, number, rows, whole
 
+OF_SHARDS = ("clip_each_shard", "clip_shards_together")
+ORDERS = ("average_then_clip", "clip_then_average", "clip_each_micro_batch", *OF_SHARDS, "clip_before_unscale")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Question):
     max_norm: float = number(1.0, low=0.0, high=1e9, help="the length that a gradient is clipped to")
-    order: str = choice(
-        "average_then_clip",
-        ("average_then_clip", "clip_then_average", "clip_each_micro_batch", "clip_each_shard", "clip_before_unscale"),
-        help="what comes first",
-    )
+    order: str = choice("average_then_clip", ORDERS, help="what comes first")
     gradients: tuple[tuple[float, ...], ...] | None = rows(
         None, low=-1e9, high=1e9, help="instead of a model: the gradient of each rank"
     )
@@ -37,10 +37,14 @@ class Config(Question):
         super().__post_init__()
         if self.gradients is None:
             return
-        if self.order != "clip_each_shard" and len({len(row) for row in self.gradients}) > 1:
+        if not self.rows_are_shards() and len({len(row) for row in self.gradients}) > 1:
             raise WrongValue(
                 "the rows of gradients differ in length, but they are gradients of one model. Make them equal."
             )
+
+    def rows_are_shards(self) -> bool:
+        """Whether the rows of `gradients` are parts of one averaged gradient instead of a gradient a rank."""
+        return self.gradients is not None and self.order in OF_SHARDS
 
     def implied_world_size(self) -> int | None:
         return None if self.gradients is None else len(self.gradients)
@@ -51,6 +55,7 @@ class Config(Question):
 
         norm, reference_norm   lengths of the two
         update, reference      the vectors themselves, where gradients were given
+        local_norms            lengths of the ranks' own gradients, before anything else
         angle_degrees          between them; None where one of them is zero
         ranks_identical        whether every rank has the same, bit for bit
         """
@@ -69,6 +74,6 @@ class Config(Question):
             "angle_degrees": angle,
             "update": update.tolist() if given else None,
             "reference": reference.tolist() if given else None,
-            "local_norms": [result["local_norm"] for result in run.results],
+            "local_norms": [float(numpy.linalg.norm(result["local"])) for result in run.results],
             "ranks_identical": all(numpy.array_equal(result["update"], update) for result in run.results),
         }

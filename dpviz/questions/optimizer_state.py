@@ -70,6 +70,7 @@ class Config(Question):
         first_divergent_step   from 0; None where no check saw anything
         divergent_ranks        those that differ from the majority, or from the schedule; all where no value leads
         detected_by            the checks that see it in that step, cheapest first
+        differences            a step: {check: ranks that it finds different}
         learning_rates         over the first, as in effect after 0, 1, ... updates of rank 0; learning_rates_expected
         same_dropout_mask      whether two ranks dropped the same units in some step
         parameter_spread       a step: the largest difference between ranks in a few sampled parameters
@@ -83,6 +84,7 @@ class Config(Question):
             "first_divergent_step": first,
             "divergent_ranks": sorted(set().union(*found.values())),
             "detected_by": list(found),
+            "differences": seen,
             "learning_rates": rates,
             "learning_rates_expected": [_cosine(number, run.config["steps"]) for number in range(len(rates))],
             "same_dropout_mask": any("dropout" in found for found in seen),
@@ -99,10 +101,13 @@ class Config(Question):
             return None
         recorded = {step.step for step in run.records[error.ranks[0]]}
         first = next((number for number in range(run.config["steps"]) if number not in recorded), None)
+        others = [of_rank for rank, of_rank in enumerate(run.records) if rank not in error.ranks]
+        done = max((step.step + 1 for of_rank in others for step in of_rank), default=0)
         return {
             "first_divergent_step": first,
             "divergent_ranks": error.ranks,
             "detected_by": ["timeout"],
+            "differences": [*[{}] * done, {"timeout": error.ranks}],
             "why": error.why,
         }
 
