@@ -46,13 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
 def list_questions(arguments: list[str]) -> int:
     """Print each experiment, its question and its fields with what is allowed."""
     _nothing_left("list", [argument for argument in arguments if argument not in ("--help", "-h")])
-    for name, (_, question) in questions.QUESTIONS.items():
-        print(f"{name}: {question}")
-        for field in fields_of(questions.config_class(name)):
-            print(
-                f"  --{field.name.replace('_', '-'):<20} {field.allowed()}"
-                f" (default {_written(field.default)}): {field.help}"
-            )
+    print("\n".join(_described(name) for name in questions.QUESTIONS))
     return 0
 
 
@@ -68,7 +62,8 @@ def run(arguments: list[str]) -> int:
     config_class = questions.config_class(name)
     texts = _options(rest)
     if texts.pop("help", False) or texts.pop("h", False):
-        return list_questions([])
+        print(_described(name))
+        return 0
     given = {key: texts.pop(key, default) for key, default in RUN_OPTIONS.items()}
     config, timeout = parse(config_class, texts), _seconds(given["timeout"])
     world_size = check_world_size(given["world_size"] or config.implied_world_size() or WORLD_SIZE.default)
@@ -79,6 +74,7 @@ def run(arguments: list[str]) -> int:
     sys.stdout.flush()
     answer = os.dup(1)
     os.dup2(2, 1)
+    from dpviz.ranks import here
     from dpviz.ranks.errors import RankError
     from dpviz.ranks.launch import launch
 
@@ -93,7 +89,7 @@ def run(arguments: list[str]) -> int:
     except RankError as error:
         print(f"{error.why}\n{error.report}" + (f"\n{error.traceback}" if error.traceback else ""), file=sys.stderr)
         return 1
-    if os.environ.get("RANK", "0") == "0":  # under torchrun every rank has the Run, and one may speak
+    if here.launcher() != "torchrun" or os.environ["RANK"] == "0":  # torchrun's ranks all have the Run; one may speak
         if out:
             done.save(out)
         text = json.dumps(done.answer()) if given["json"] else _told(done)
@@ -116,6 +112,15 @@ def doctor(arguments: list[str]) -> int:
 COMMANDS = {"list": list_questions, "run": run, "start": start, "doctor": doctor}
 
 
+def _described(name: str) -> str:
+    """Return the question and its fields, a line each."""
+    lines = [f"{name}: {questions.QUESTIONS[name][1]}"]
+    for field in fields_of(questions.config_class(name)):
+        option, default = field.name.replace("_", "-"), _written(field.default)
+        lines.append(f"  --{option:<20} {field.allowed()} (default {default}): {field.help}")
+    return "\n".join(lines)
+
+
 def _options(arguments: list[str]) -> dict[str, str]:
     """Return --some-name value, and --some-name=value, as {"some_name": "value"}; --json and --help take no value."""
     options, rest = {}, list(arguments)
@@ -127,9 +132,11 @@ def _options(arguments: list[str]) -> dict[str, str]:
         name = name.replace("-", "_")
         if name in options:
             raise ValueError(f"--{name.replace('_', '-')} was given twice. Give it once.")
-        if name in ("json", "help", "h") and not equals:
+        if name in ("json", "help", "h"):
+            if equals:
+                raise ValueError(f"--{name} takes no value. Write --{name} alone, or leave it out.")
             options[name] = True
-        elif equals:
+        elif equals and value:
             options[name] = value
         elif not rest or rest[0].startswith("--"):
             raise ValueError(f"--{name.replace('_', '-')} has no value. Write --{name.replace('_', '-')} VALUE.")

@@ -64,6 +64,10 @@ class Panel(w.VBox):
 
     def __init__(self, experiment, config, *, figure, controls, world_size=4, timeout=10, progress=None):
         self._experiment, self._config, self._timeout = experiment, config, timeout
+        if not (hasattr(figure, "make") and hasattr(figure, "draw")):
+            raise ValueError(
+                f"figure is {figure!r}, but it must have make and draw, as the modules of dpviz.figures do."
+            )
         self._world_size, self._draw, self._tell = world_size, figure.draw, progress or self._step_and_loss
         self.run: Run | None = None
         self.seconds: list[float] = []  # of each run that was drawn, from begin to result
@@ -124,7 +128,8 @@ class Panel(w.VBox):
         return [w.HTML(sheet()), controls, bar, self._verdict, card, self._foot, self._messages, self._presence]
 
     def __repr__(self) -> str:
-        text = f"{shown(self._facts_of, defaults=self._defaults)}: {self._facts}"
+        settings = shown(self._facts_of, defaults=self._defaults)
+        text = f"{settings}: {self._facts}" if settings else self._facts
         return text if len(text) <= LONGEST_REPR else text[: LONGEST_REPR - 1] + "…"
 
     # -- on any thread

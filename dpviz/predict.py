@@ -26,8 +26,13 @@ class Prediction(w.VBox):
     """A question that keeps the learner's guess in `.guess` (None until one is made)."""
 
     def __init__(self, question: str, options: Sequence[str]):
+        texts = (
+            isinstance(question, str) and isinstance(options, list | tuple) and all(isinstance(o, str) for o in options)
+        )
+        if not texts:
+            raise ValueError("give the question as a text, and its options as a list of texts.")
         self.question, self.options = question, tuple(options)
-        if isinstance(options, str) or len(self.options) < 2 or len(set(self.options)) < len(self.options):
+        if len(self.options) < 2 or len(set(self.options)) < len(self.options):
             raise ValueError(f"the options are {options!r}, but there must be two or more, each different, in a list.")
         asked_before = _guesses.get((question, self.options))
         self._choice = w.RadioButtons(

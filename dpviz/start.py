@@ -43,6 +43,8 @@ def main(arguments=None):
         folder = (options.folder or default_folder(source)).expanduser().resolve()
         for line in copy_lessons(source, folder):
             print(line)
+    except RuntimeError:  # of expanduser: there is no such user
+        return _say(f"the folder {str(options.folder)!r} names a user who does not exist. Give another.", status=2)
     except ValueError as error:
         return _say(str(error), status=2)
     show = not options.no_browser and has_display()

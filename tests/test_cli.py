@@ -54,6 +54,9 @@ def test_the_numbers_of_the_first_lesson():
         (["run", "equivalence", "--timeout", "-1"], "timeout is -1.0"),
         (["run", "equivalence", "--out", "/no/such/folder/run.json"], "no file can be written there"),
         (["run", "equivalents"], "The experiments are: equivalence"),
+        (["run", "equivalence", "--json=false"], "--json takes no value"),
+        (["run", "equivalence", "--world-size="], "--world-size has no value"),
+        (["run", "equivalence", "--seed", "1" + "0" * 400], "seed is"),
         (["rum"], "The commands are: list, run, start, doctor"),
         (["list", "all"], "list takes no 'all'"),
     ],
@@ -101,7 +104,13 @@ def test_list_names_every_field():
     done = dpviz("list")
     assert done.stdout.startswith("equivalence: Do k ranks")
     assert "--accumulation-steps" in done.stdout and "a whole number from 1 to 64" in done.stdout
-    assert dpviz("run", "equivalence", "--help").stdout == done.stdout
+    assert dpviz("run", "--help").stdout.endswith(done.stdout)
+    one = dpviz("run", "sampler", "--help").stdout
+    assert one.startswith("sampler: Which samples") and "equivalence" not in one
+
+
+def test_a_rank_in_the_environment_is_not_torchruns():
+    assert json.loads(dpviz("run", "sampler", "--json", env={**os.environ, "RANK": "1"}).stdout)
 
 
 def test_under_torchrun_one_object_from_rank_0():

@@ -5,6 +5,7 @@ import random
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import dpviz
+from dpviz.ranks import jobs
 from dpviz.ranks.launch import launch, start
 
 
@@ -82,6 +84,29 @@ def test_too_many_prints_are_cut_and_it_is_said():
     assert lines[1000:] == ["… 4001 more lines not shown"]
 
 
+def test_a_line_without_end_is_cut_and_costs_no_time():
+    def hum(config):
+        for _ in range(200):
+            print("x" * 100_000, end="", flush=True)
+        print("\rprogress 50 %\rprogress 100 %")
+
+    began = time.monotonic()
+    lines = launch(hum, world_size=2, on_print=lambda *_: None).prints[0]
+    assert time.monotonic() - began < 5
+    assert lines == ["x" * 2000 + " … (cut)", "progress 50 %", "progress 100 %"]
+
+
+def test_a_half_line_is_shown_when_the_launch_fails():
+    def fails(config):
+        print("last words", end="", flush=True)
+        time.sleep(60)
+
+    heard = []
+    with pytest.raises(dpviz.RankError):
+        launch(fails, world_size=2, timeout=0.5, on_print=lambda rank, line: heard.append((rank, line)))
+    assert sorted(heard) == [(0, "last words"), (1, "last words")]
+
+
 def test_equal_seeds_everywhere_and_different_ones_on_request():
     def draw(config):
         first = torch.rand(1).item(), random.random(), numpy.random.rand()
@@ -96,15 +121,74 @@ def test_equal_seeds_everywhere_and_different_ones_on_request():
 
 
 def test_a_warm_rank_forgets_settings_of_the_last_experiment():
-    def set_default(config):
+    def disturb(config):
         torch.set_default_dtype(torch.float64)
         torch.set_num_threads(2)
+        torch.set_grad_enabled(False)
+        torch.use_deterministic_algorithms(True)
+        os.environ["LEFT_BEHIND"] = "1"
+        os.chdir("/")
 
     def ask(config):
-        return torch.ones(1).dtype, torch.get_num_threads()
+        settings = torch.ones(1).dtype, torch.get_num_threads(), torch.is_grad_enabled()
+        return *settings, torch.are_deterministic_algorithms_enabled(), "LEFT_BEHIND" in os.environ, os.getcwd()
 
-    launch(set_default, world_size=2)
-    assert launch(ask, world_size=2).results[0] == (torch.float32, 1)
+    launch(disturb, world_size=2)
+    assert launch(ask, world_size=2).results[0] == (torch.float32, 1, True, False, False, os.getcwd())
+
+
+def test_a_thread_that_outlives_its_launch_does_not_speak_in_the_next():
+    def leave_a_thread(config):
+        def speak():
+            while True:
+                time.sleep(0.05)
+                print("from the past", flush=True)
+
+        threading.Thread(target=speak, daemon=True).start()
+
+    def wait(config):
+        time.sleep(0.3)
+
+    launch(leave_a_thread, world_size=2, on_print=lambda *_: None)
+    assert launch(wait, world_size=2).prints == [[], []]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_experiment_that_destroys_the_group_is_told_so(world_size):
+    with pytest.raises(
+        (ValueError, dpviz.RankError), match="has destroyed the process group. Leave that to the launcher"
+    ):
+        launch(lambda config: dist.destroy_process_group(), world_size=world_size)
+    assert launch(rank_and_size, world_size=world_size).results[0] == (0, world_size, "gloo")
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+def test_temporary_files_of_ranks_are_gone_with_their_server():
+    def make(config):
+        return tempfile.mkdtemp()
+
+    made = launch(make, world_size=2).results
+    assert all(os.path.isdir(folder) for folder in made)
+    jobs.close()
+    assert not any(os.path.exists(folder) for folder in made)
+
+
+@pytest.mark.parametrize("folder", ["with space", "with#mark", "x" * 100])
+def test_the_rendezvous_may_lie_anywhere(folder, tmp_path, monkeypatch):
+    jobs.close()
+    (tmp_path / folder).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
+    assert launch(rank_and_size, world_size=2).results[1][0] == 1
+    jobs.close()
+    assert not any((tmp_path / folder).iterdir())
+
+
+def test_a_current_directory_that_is_gone_is_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ValueError, match="the current directory has been removed"):
+        launch(rank_and_size, world_size=2)
 
 
 def test_enums_and_classes_keep_their_identity():
@@ -180,6 +264,13 @@ def test_a_wrong_timeout_is_a_sentence(timeout):
 def test_a_called_function_is_not_an_experiment():
     with pytest.raises(ValueError, match="give the function itself, without calling it"):
         launch(3, world_size=2)
+
+
+def test_a_config_class_is_not_a_config():
+    from dpviz.questions.equivalence import Config
+
+    with pytest.raises(ValueError, match=r"the config is the class Config. Make one of it: Config\(\)"):
+        launch(rank_and_size, Config, world_size=2)
 
 
 class TestOneRankRunsHere:
@@ -260,8 +351,8 @@ def test_without_fork_ranks_are_spawned(monkeypatch):
 
 
 def test_jobs_of_several_threads_take_turns():
-    jobs = [start(rank_and_size, world_size=size) for size in (2, 3, 2, 4)]
-    assert [len(job.result(30).results) for job in jobs] == [2, 3, 2, 4]
+    asked = [start(rank_and_size, world_size=size) for size in (2, 3, 2, 4)]
+    assert [len(job.result(30).results) for job in asked] == [2, 3, 2, 4]
 
 
 def test_an_experiment_that_does_not_fit_its_config_is_a_sentence():

@@ -87,7 +87,7 @@ def test_the_next_launch_is_right_after_a_left_out_collective():
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"fault_step": 8}, "numbered from 0. Give at most 7"),
+        ({"fault": "skipped_step", "fault_step": 8}, "numbered from 0. Give at most 7"),
         ({"fault": "stale_checkpoint", "fault_step": 1}, "needs two updates before it"),
         ({"fault": "skiped_step"}, "Did you mean skipped_step?"),
     ],

@@ -1,5 +1,6 @@
 """The warm pool under everything that goes wrong: who is blamed, how soon, and whether the next launch is right."""
 
+import datetime
 import os
 import signal
 import threading
@@ -90,10 +91,35 @@ def says_nothing(config):
     time.sleep(60)
 
 
+def dies_beside_a_child(config):
+    if dist.get_rank() == 1:
+        if os.fork() == 0:  # it holds the rank's socket open
+            time.sleep(8)
+            os._exit(0)
+        os._exit(3)
+    dist.all_reduce(torch.ones(4))
+
+
+def real_time_signal(config):
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), 40)
+    dist.all_reduce(torch.ones(4))
+
+
+def stays_away_from_a_subgroup(config):
+    some = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=1))
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(4), group=some)
+    else:
+        time.sleep(60)
+
+
 FAULTS = [
     # fault, whose, at the latest after s (timeout is 3 s), what the report says
     (dies_in_the_middle, [2], 2, "was ended by SIGKILL"),
     (exits_early, [1], 2, "exited with status 0"),
+    (dies_beside_a_child, [1], 2, "exited with status 3"),
+    (real_time_signal, [1], 2, "was ended by signal 40"),
     (raises, [1], 2, "rank 0 waited in barrier"),
     (all_raise, [0, 1, 2, 3], 2, "no rank likes this"),
     (skips, [1], 4, "all_reduce of [5, 2]"),
@@ -120,6 +146,29 @@ def test_a_fault_is_blamed_on_its_rank_and_the_next_launch_is_right(fault, guilt
     assert len(error.report.splitlines()) == 4
     assert took < seconds, f"{took:.2f} s\n{error.report}"
     assert launch(total, world_size=4).results == [4.0] * 4
+
+
+@pytest.mark.parametrize("fault", [skips, dies_in_the_middle])
+def test_every_rank_is_placed_at_a_line_of_the_users(fault):
+    with pytest.raises(dpviz.RankError) as caught:
+        launch(fault, world_size=4, timeout=1)
+    placed = [line for line in caught.value.report.splitlines() if "process was ended" not in line]
+    assert all("test_pool.py, line" in line for line in placed), caught.value.report
+
+
+def test_a_collective_of_some_ranks_is_not_compared_with_those_of_all():
+    with pytest.raises(dpviz.RankError) as caught:
+        launch(stays_away_from_a_subgroup, world_size=4, timeout=3)
+    assert "do not agree" not in caught.value.why
+
+
+def test_ranks_that_go_on_for_ever_are_not_said_to_stay_away():
+    def for_ever(config):
+        while True:
+            dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(dpviz.RankError, match="had neither returned nor said anything for 1 s"):
+        launch(for_ever, world_size=4, timeout=0.5)
 
 
 def test_silence_ends_a_launch_after_twice_the_timeout():

@@ -1,5 +1,7 @@
-"""Bytes counted at the collectives, for platforms whose kernel does not tell: payload times the factor of gloo's
-algorithm.
+"""Bytes counted at the collectives, where the kernel does not tell: payload times the factor of gloo's algorithm.
+
+They are taken to be among all ranks, and a broadcast to come from rank 0: torch's recorder does not tell. Messages from
+rank to rank are not counted.
 """
 
 from __future__ import annotations

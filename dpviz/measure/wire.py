@@ -1,7 +1,7 @@
 """Bytes that this process has put on the wire, from the kernel's TCP counters.
 
 Each of gloo's connections is a TCP socket of the rank's own process, so the rank asks the kernel about it (TCP_INFO,
-Linux 4.2 or newer). That is exact where an interface's counters would also count the traffic of others.
+Linux 4.19 or newer). That is exact where an interface's counters would also count the traffic of others.
 Retransmissions are subtracted. Offsets are those of struct tcp_info in linux/tcp.h.
 """
 

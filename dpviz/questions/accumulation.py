@@ -122,5 +122,5 @@ class Config(Question):
             "model_state_bytes": [result["model_state_bytes"] for result in run.results],
             "forward_backward_s": [result["forward_backward_s"] for result in run.results],
             "forward_backward_range_s": [[min(r["seconds"]), max(r["seconds"])] for r in run.results],
-            "samples": k * config["accumulation_steps"] * config["micro_batch"],
+            "samples": k * config["accumulation_steps"] * (config["micro_batch"] if config["inputs"] is None else 1),
         }

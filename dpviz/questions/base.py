@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +85,7 @@ class Field:
     def _is_allowed(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int if self.integers else int | float):
             return False
-        return math.isfinite(value) and self.low <= value <= self.high
+        return self.low <= value <= self.high  # never so for NaN
 
 
 def _is_rows(value: Any) -> bool:
@@ -182,5 +181,8 @@ def check_world_size(value: Any) -> int:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write an int of thousands of digits
+        text = "a very large number"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -49,7 +49,7 @@ class Config(Question):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fault_step >= self.steps:
+        if self.fault != "none" and self.fault_step >= self.steps:
             raise WrongValue(
                 f"fault_step is {self.fault_step}, but there are {self.steps} updates, numbered from 0. "
                 f"Give at most {self.steps - 1}, or more steps."
@@ -97,7 +97,9 @@ class Config(Question):
         """Return the facts of a launch that ended in `error`, None where that was not the fault's doing: the first step
         that a guilty rank has no record of.
         """
-        if run.config["fault"] != "left_out_collective" or error.kind:
+        if run.config["fault"] != "left_out_collective" or error.ranks != [run.config["fault_rank"]]:
+            return None
+        if "did not come to collective" not in error.why:
             return None
         recorded = {step.step for step in run.records[error.ranks[0]]}
         first = next((number for number in range(run.config["steps"]) if number not in recorded), None)

@@ -80,16 +80,17 @@ class Config(Question):
 
         first = run.results[0]
         reference = numpy.asarray(first["reference_gradient"])
+        length, true_mean = numpy.linalg.norm(reference), first["reference_loss"]
 
         def error(rule: str) -> float:
-            difference = numpy.asarray(first["gradients"][rule]) - reference
-            return float(numpy.linalg.norm(difference) / numpy.linalg.norm(reference))
+            difference = numpy.linalg.norm(numpy.asarray(first["gradients"][rule]) - reference)
+            return float(difference / length) if length else 0.0 if difference == 0 else float("inf")
 
         counts = [result["counts"] for result in run.results]
         return {
             **{rule: first["losses"][rule] for rule in RULES},
             "global_mean": first["reference_loss"],
-            "relative_bias": first["losses"]["mean_of_rank_means"] / first["reference_loss"] - 1,
+            "relative_bias": first["losses"]["mean_of_rank_means"] / true_mean - 1 if true_mean else float("nan"),
             "gradient_error_micro": error("mean_of_micro_means"),
             "gradient_error_naive": error("mean_of_rank_means"),
             "gradient_error_weighted": error("weighted"),

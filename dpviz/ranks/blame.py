@@ -68,13 +68,14 @@ class Account:
         if self.code is None:
             return "ended"
         return (
-            f"was ended by {signal.Signals(-self.code).name}"
+            f"was ended by {_signal(-self.code)}"
             if self.code < 0
             else f"exited with status {self.code} before it returned"
         )
 
     def line(self) -> str:
-        at = travel.place(self.place["line"]) if self.place and self.place["line"] else travel.users_place(self.frames)
+        there = travel.place(self.place["line"]) if self.place and self.place["line"] else ""
+        at = travel.users_place(self.frames) if self.kind else there
         at = f"; {at}" if at else ""
         if self.ended:
             return f"its process {self.how_it_ended()}"
@@ -140,6 +141,10 @@ def _guilty(accounts: list[Account], silent_s: float | None) -> tuple[list[int],
         return raised, f"{ranks(raised)} raised {accounts[raised[0]].kind}: {accounts[raised[0]].message}"
     if asleep := where(lambda a: a.asleep):
         return asleep, f"{ranks(asleep)} did not answer: stopped, or holding Python's lock"
+    if silent_s is not None:  # no collective has timed out, so the ranks compute, or go on for ever
+        busy = where(lambda a: not a.returned)
+        said = f"{ranks(busy)} had neither returned nor said anything for {silent_s:g} s"
+        return busy, f"{said}; a larger timeout= would wait longer"
     counts = [account.issued or 0 for account in accounts]
     if behind := [rank for rank, count in enumerate(counts) if count < max(counts)]:
         waited = [rank for rank, count in enumerate(counts) if count == max(counts)]
@@ -148,16 +153,11 @@ def _guilty(accounts: list[Account], silent_s: float | None) -> tuple[list[int],
             f"{ranks(behind)} did not come to collective {max(counts)} ({accounts[waited[0]].last}), "
             f"in which {ranks(waited)} waited",
         )
-    if different := _minority({rank: str(account.last) for rank, account in enumerate(accounts)}):
+    lasts = {rank: str(account.last) for rank, account in enumerate(accounts) if account.last}
+    if len(lasts) == len(accounts) and (different := _minority(lasts)):  # else it was one in a group of some ranks
         return different, _different(accounts, different)
-    busy = where(lambda a: not a.returned) or list(range(len(accounts)))
-    if silent_s is not None:
-        return (
-            busy,
-            f"{ranks(busy)} had neither returned nor said anything for {silent_s:g} s; "
-            "a larger timeout= would wait longer",
-        )
-    return busy, f"{ranks(busy)} waited too long in {accounts[busy[0]].last}"
+    waiting = where(lambda a: not a.returned) or list(range(len(accounts)))
+    return waiting, f"{ranks(waiting)} waited too long in {next(iter(lasts.values()), 'a collective')}"
 
 
 def _minority(values: dict[int, Any]) -> list[int]:
@@ -184,6 +184,13 @@ def ranks(some: list[int]) -> str:
     if len(some) == 1:
         return f"rank {some[0]}"
     return f"ranks {', '.join(map(str, some[:-1]))} and {some[-1]}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
 
 
 def _count(issued: int | None) -> str:

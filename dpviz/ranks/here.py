@@ -49,6 +49,8 @@ def run(experiment: Any, config: Any, *, world_size: int, timeout: float, on_rec
         recorder.since_last()
         seeds.reset()
         result = rank.run(experiment, config, on_record=keep)
+        if not dist.is_initialized():
+            raise WrongValue("the experiment has destroyed the process group. Leave that to the launcher.")
         issued = recorder.since_last()
         dist.barrier(side)  # every rank has returned, and so has sent what the others needed
         if wire.how() == wire.COUNTED:
@@ -90,8 +92,9 @@ def _group(world_size: int, timeout: float, counters) -> Iterator[None]:
             rank.join_group(0, 1, os.path.join(directory, "alone"), timeout)
             yield
         finally:
-            dist.destroy_process_group()
-            os.environ.pop("GLOO_SOCKET_IFNAME")
+            os.environ.pop("GLOO_SOCKET_IFNAME", None)
+            if dist.is_initialized():
+                dist.destroy_process_group()
             if before is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = before
 

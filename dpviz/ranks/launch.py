@@ -48,6 +48,9 @@ def launch(
     dpviz.seed_by_rank after the model is built where ranks must differ (dropout, augmentation). With world_size=1 the
     experiment runs in this process, so that a debugger works, and no timeout is enforced.
 
+    Under torchrun the ranks are torchrun's; across hosts export GLOO_SOCKET_IFNAME, the network card's name, since else
+    they talk over the loopback alone.
+
     Raises RankError (its `ranks` says whose fault), ValueError for a wrong argument, KeyboardInterrupt.
     """
     name, world_size = _checked(experiment, config, world_size, timeout)
@@ -135,6 +138,8 @@ def _checked(experiment: Any, config: Any, world_size: Any, timeout: Any) -> tup
             f"the experiment is {experiment!r}, but it must be a function that takes the config; "
             "give the function itself, without calling it."
         )
+    if isinstance(config, type):
+        raise WrongValue(f"the config is the class {config.__name__}. Make one of it: {config.__name__}().")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT_S:
         raise WrongValue(
             f"timeout is {timeout!r}, but it must be a number of seconds above 0 and at most {LONGEST_TIMEOUT_S}."
@@ -189,7 +194,9 @@ def _environment(world_size: int, launcher: str) -> Environment:
         launcher=launcher,
         start_method=sources.start_method() if launcher == "pool" else "",
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        link="loopback",
+        link="loopback"
+        if launcher != "torchrun" or os.environ.get("GLOO_SOCKET_IFNAME") in ("lo", "lo0")
+        else "network",
         wire=wire.how() if world_size > 1 else ALONE,
         torch=importlib.metadata.version("torch"),
         python=platform.python_version(),

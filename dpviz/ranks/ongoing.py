@@ -36,6 +36,7 @@ class Ongoing:
         self.collectives: dict[int, list[Collective]] = {}
         self.wire: dict[int, Wire] = {}
         self.joined = 0
+        self.threads_left = False  # whether an experiment left a thread of its own behind
         self.heard = time.monotonic()  # when anything was last heard
         self.give_up: float | None = None  # set by the first bad news
         self._unfinished = [b""] * world_size
@@ -47,15 +48,26 @@ class Ongoing:
 
     def printed(self, rank: int, data: bytes) -> None:
         self.heard = time.monotonic()
-        *lines, self._unfinished[rank] = (self._unfinished[rank] + data).split(b"\n")
+        *lines, rest = data.replace(b"\r", b"\n").split(b"\n")  # progress bars end their lines by a return
         for line in lines:
-            self._show(rank, line)
+            self._show(rank, self._unfinished[rank] + line)
+            self._unfinished[rank] = b""
+        self._unfinished[rank] = (self._unfinished[rank] + rest)[: MAX_LINE + 1]
 
-    def ended(self, rank: int) -> None:
-        """The rank's process has ended; its exit status comes separately, from whoever started it."""
+    def ended(self, rank: int, code: int | None = None) -> None:
+        """The rank's process has ended; `code` is its exit status, where that is known already."""
+        account = self.accounts[rank]
+        account.code = account.code if code is None else code
+        if account.ended:
+            return
         self._end_of_prints(rank)
-        self.accounts[rank].ended = True
+        account.ended = True
         self._bad_news()
+
+    def end_of_prints(self) -> None:
+        """Show what was printed without an end of line."""
+        for rank in range(self.world_size):
+            self._end_of_prints(rank)
 
     def outcome(self) -> Outcome:
         return Outcome(
@@ -81,6 +93,7 @@ class Ongoing:
         self._end_of_prints(rank)
         self.results[rank], self.collectives[rank] = result, issued
         self.accounts[rank].returned, self.accounts[rank].place = True, place
+        self.threads_left |= place["threads"] > 0
 
     def _error(self, rank: int, kind: str, message: str, frames: list, place: dict) -> None:
         self._end_of_prints(rank)
@@ -102,9 +115,7 @@ class Ongoing:
         self._lines[rank] += 1
         if self._lines[rank] <= MAX_LINES:
             text = line.decode(errors="replace")
-            self.on_print(
-                rank, text if len(text) <= MAX_LINE else f"{text[:MAX_LINE]} … {len(text) - MAX_LINE} more characters"
-            )
+            self.on_print(rank, text if len(text) <= MAX_LINE else f"{text[:MAX_LINE]} … (cut)")
 
     def _end_of_prints(self, rank: int) -> None:
         if self._unfinished[rank]:

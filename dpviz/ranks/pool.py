@@ -67,6 +67,7 @@ class RankPool:
         """Run the packed experiment on ranks 0 to world_size - 1. Raises RankError, or Stopped once `wake` becomes
         readable.
         """
+        directory = travel.directory()
         if travel.edited(self.known) or self._an_idle_rank_ended():
             self.kill()
         self.open()
@@ -74,9 +75,12 @@ class RankPool:
         self.selector.register(wake, selectors.EVENT_READ)
         try:
             self._meet(world_size, timeout)
-            self._send_all(("call", payload, timeout, sys.path, os.getcwd()))
+            self._send_all(("call", payload, timeout, sys.path, directory))
             self._collect(timeout)
-            return self._finish()
+            outcome = self._finish()
+            if self.launch.threads_left:
+                self.kill()  # what they print or change would be the next launch's
+            return outcome
         except BaseException:
             self.kill()  # no rank outlives a launch that did not end well: nobody knows what it is in the middle of
             raise
@@ -196,6 +200,7 @@ class RankPool:
 
     def _explained(self, silent_s: float | None) -> RankError:
         launch = self.launch
+        launch.end_of_prints()
         asked = [rank for rank, account in enumerate(launch.accounts) if account.place is None and not account.ended]
         for rank in asked:
             self._send(rank, ("where",))
@@ -245,7 +250,7 @@ class RankPool:
             elif "ended" in message:
                 for rank, handle in enumerate(self.handles):
                     if handle.pid == message["ended"] and self.launch and rank < self.launch.world_size:
-                        self.launch.accounts[rank].code = message["code"]
+                        self.launch.ended(rank, message["code"])  # a child of the rank may still hold its socket
 
     def _hear_rank(self, handle: Handle) -> None:
         rank = self.handles.index(handle)

@@ -16,8 +16,10 @@ import datetime
 import inspect
 import os
 import queue
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import warnings
 from multiprocessing.connection import Connection
@@ -53,6 +55,8 @@ class Rank:
         self.sending = threading.Lock()
         self.counters = wire.Counters()
         self.recorder = collectives.Recorder()
+        self.environment, self.filters = dict(os.environ), list(warnings.filters)
+        self.parent = os.getppid()
         self.before = 0  # collectives that the group had issued before this launch
         threading.Thread(target=self.listen, daemon=True).start()
 
@@ -65,8 +69,10 @@ class Rank:
         while True:
             try:
                 message = travel.loads(self.connection.recv_bytes())
-            except (EOFError, OSError):
-                os._exit(0)  # the launcher let go of this rank
+            except (EOFError, OSError):  # the launcher let go of this rank
+                if os.getppid() != self.parent and tempfile.tempdir:  # or is gone, and no rank server either
+                    shutil.rmtree(tempfile.tempdir, ignore_errors=True)
+                os._exit(0)
             if message[0] == "where":
                 self.send("where", where(self.before))
             elif message[0] == "wire":
@@ -84,6 +90,7 @@ class Rank:
                 self.send("error", type(error).__name__, str(error), travel.frames_of(error), where(self.before))
 
     def join(self, rank: int, world_size: int, store: str, timeout: float) -> None:
+        tempfile.tempdir = os.path.dirname(store)  # what is left there goes when the server does
         if dist.is_initialized():
             dist.destroy_process_group()
         join_group(rank, world_size, store, timeout)
@@ -92,21 +99,34 @@ class Rank:
     def call(self, payload: bytes, timeout: float, path: list[str], directory: str) -> None:
         sys.path[:] = path
         os.chdir(directory)
-        torch.set_default_dtype(torch.float32)
-        torch.set_num_threads(1)
+        self.forget()
         dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout))
         seeds.reset()
         self.before = collectives.issued()
+        threads = threading.active_count()
         result = run(*travel.loads(payload), on_record=lambda record: self.send_back("record", record))
         _flush()
+        if not dist.is_initialized():
+            raise ValueError("the experiment has destroyed the process group. Leave that to the launcher.")
         issued = collectives.renumbered(self.recorder.since_last(), self.before)
         place = {
             "line": None,
             "waits_in": None,
             "issued": collectives.issued() - self.before,
             "last": issued[-1] if issued else None,
+            "threads": threading.active_count() - threads,
         }
         self.send_back("result", result, issued, place)
+
+    def forget(self) -> None:
+        """Undo what an earlier experiment may have set for the whole process."""
+        os.environ.clear()
+        os.environ.update(self.environment)
+        warnings.filters[:] = self.filters
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(1)
+        torch.set_grad_enabled(True)
+        torch.use_deterministic_algorithms(False)
 
     def send_back(self, *message) -> None:
         """Send something of the user's, which may be anything."""
@@ -126,7 +146,7 @@ def join_group(rank: int, world_size: int, store: str, timeout: float) -> None:
     """Make the default process group: gloo on loopback, meeting at a file that no group has used before."""
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{store}",
+        store=dist.FileStore(store, world_size),
         rank=rank,
         world_size=world_size,
         timeout=datetime.timedelta(seconds=timeout),

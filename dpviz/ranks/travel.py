@@ -80,9 +80,11 @@ def is_users(file: str) -> bool:
     launcher's.
     """
     path = os.path.normpath(file)
-    if path.startswith(_RANKS) or file.startswith("<frozen"):
+    if path.startswith(_RANKS) or file.startswith(("<frozen", "<string>")):  # <string>: what starts a rank
         return False
-    return path.startswith(DPVIZ) or not path.startswith(_LIBRARIES)
+    if path.startswith(DPVIZ):
+        return True
+    return not path.startswith(_LIBRARIES) and not {"site-packages", "dist-packages"} & set(path.split(os.sep))
 
 
 def frames_of(error: BaseException) -> list[Frame]:
@@ -139,6 +141,14 @@ def edited(known: dict[str, float]) -> bool:
         changed |= known.get(file, time) != time
         known[file] = time
     return changed
+
+
+def directory() -> str:
+    """Return the current directory, where the ranks go too. Raises ValueError where it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise WrongValue("the current directory has been removed. Change to one that exists.") from None
 
 
 def source_times() -> dict[str, float]:

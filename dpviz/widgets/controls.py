@@ -21,6 +21,10 @@ def make_controls(config, controls, *, world_size: int) -> dict[str, w.Widget]:
     controls: a list of names, or a dict from name to None or a narrower allowance, (low, high) or a tuple of options.
     Raises ValueError for a name that the Config does not have, or a value outside of what its control allows.
     """
+    if not isinstance(controls, dict | list | tuple):
+        raise ValueError(
+            f"controls is {controls!r}, but it must be a list of field names, or a dict from names to ranges."
+        )
     known = {"world_size": WORLD_SIZE} | _fields(config)
     wanted = controls if isinstance(controls, dict) else dict.fromkeys(controls)
     made = {}
@@ -41,6 +45,10 @@ def _narrowed(one: Field, allowed, value) -> Field:
             raise ValueError(f"{one.name} has no option {strange[0]!r}. It must be {one.allowed()}.")
         limits["options"] = tuple(allowed)
     elif allowed is not None and one.kind in ("whole", "number", "rows"):
+        if not (
+            isinstance(allowed, list | tuple) and len(allowed) == 2 and all(isinstance(a, int | float) for a in allowed)
+        ):
+            raise ValueError(f"the range for {one.name} is {allowed!r}, but it must be a pair of numbers, (low, high).")
         limits["low"], limits["high"] = allowed
         if not one.low <= limits["low"] <= limits["high"] <= one.high:
             raise ValueError(f"the range {allowed} for {one.name} must lie within {one.low:g} to {one.high:g}.")
