@@ -44,7 +44,7 @@ def train_with_fault(config):
             x, y = batch(config, step, rank, k)
             total = len(y) if fault.from_here("token_weights_differ", step) else k * len(y)
             loss = F.cross_entropy(replica.model(x), y, reduction="sum") * k / total
-            (loss * replica.scaler.scale).backward()
+            (loss * replica.scaler.scale * fault.loss_factor(step)).backward()
             if not fault.in_step("no_all_reduce", step):
                 all_reduce_gradients(replica.model)
             update(replica, step, fault)
@@ -63,14 +63,15 @@ def update(replica, step, fault):
     for parameter in parameters:
         parameter.grad /= replica.scaler.scale
     replica.gradients = fingerprint.digest(parameter.grad for parameter in parameters)
-    overflow = overflowed(parameters)
+    overflow = overflowed(parameters) and not fault.on_every_rank("unchecked_infinity")
+    replica.norm = 0.0
     if not overflow and not fault.here("skipped_step", step):
-        nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+        replica.norm = nn.utils.clip_grad_norm_(parameters, MAX_NORM).item()
         replica.optimizer.step()
         replica.updates += 1
     replica.optimizer.zero_grad()
     replica.scaler.update(overflow)
-    for _ in range(fault.schedule_steps()):
+    for _ in range(fault.schedule_steps(step)):
         replica.scheduler.step()
     fault.after_update(replica, step)
 
@@ -107,8 +108,14 @@ class Fault:
             replica.optimizer.param_groups[0]["lr"] *= 2
             replica.scheduler.base_lrs[0] *= 2
 
-    def schedule_steps(self):
-        return dist.get_world_size() if self.on_every_rank("scheduler_steps_k_times") else 1
+    def loss_factor(self, step):
+        return math.inf if self.here("unchecked_infinity", step) else 1
+
+    def schedule_steps(self, step):
+        k = dist.get_world_size()
+        if self.from_here("schedule_by_own_tokens", step):  # k updates until it has seen as much as all do in one
+            return (step - self.config.fault_step) % k == k - 1
+        return k if self.on_every_rank("scheduler_steps_k_times") else 1
 
     def after_update(self, replica, step):
         if self.here("edited_parameter", step):
@@ -153,7 +160,7 @@ class Replica:
         optimizers = {"sgd": torch.optim.SGD, "adamw": lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.0)}
         self.optimizer = optimizers[config.optimizer](self.model.parameters(), config.lr)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=config.steps)
-        self.scaler, self.updates, self.mask, self.gradients = LossScaler(), 0, "", ""
+        self.scaler, self.updates, self.mask, self.gradients, self.norm = LossScaler(), 0, "", "", 0.0
         self.model[2].register_forward_hook(
             lambda module, x, out: setattr(self, "mask", fingerprint.digest([out == 0]))
         )
@@ -167,6 +174,7 @@ class Replica:
             "step": self.updates,
             "lr": self.optimizer.param_groups[0]["lr"],
             "scaler": self.scaler.scale,
+            "norm": self.norm,
             "gradients": self.gradients,
             "optimizer": fingerprint.digest(moments),
             "parameters": fingerprint.digest(self.model.parameters()),

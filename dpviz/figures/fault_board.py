@@ -12,12 +12,13 @@ import plotly.graph_objects as go
 from dpviz.figures.style import INK, NO, SMALL, axis, caption, layout, soft
 from dpviz.figures.verdict import Verdict, titled
 
-CHECKS = ("step", "lr", "scaler", "tokens", "gradients", "optimizer", "parameters", "dropout", "timeout")
+CHECKS = ("step", "lr", "scaler", "tokens", "norm", "gradients", "optimizer", "parameters", "dropout", "timeout")
 MEANING = {
     "step": "optimizer updates made",
     "lr": "learning rate, against the schedule",
     "scaler": "loss scale",
     "tokens": "N that divides the loss",
+    "norm": "length of the gradient, which should be finite",
     "gradients": "fingerprint after the all-reduce",
     "optimizer": "fingerprint of the moments",
     "parameters": "fingerprint after the update",

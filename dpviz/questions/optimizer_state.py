@@ -4,6 +4,7 @@ without it.
 Ranks that should be replicas are compared after every update, by cheap fingerprints and without one collective more:
 
     step, lr, scaler, tokens            numbers: updates made, learning rate, loss scale, the N that divides losses
+    norm                                the length of the gradient as clipping found it, which should be finite
     gradients, optimizer, parameters    digests: after the all-reduce, moments, weights
     dropout                             the mask, which should differ from rank to rank
     timeout                             a collective that some rank did not come to
@@ -18,19 +19,21 @@ from typing import Any
 
 from dpviz.questions.base import Question, WrongValue, choice, number, whole
 
-CHECKS = ("step", "lr", "scaler", "tokens", "gradients", "optimizer", "parameters")
+CHECKS = ("step", "lr", "scaler", "tokens", "norm", "gradients", "optimizer", "parameters")
 FAULTS = {
     "none": "nothing is wrong",
     "no_all_reduce": "no rank calls the all-reduce in the fault step",
     "skipped_step": "the fault rank leaves out one optimizer step",
     "lr_differs": "the fault rank has twice the learning rate from the fault step on",
     "overflow_on_one_rank": "only the fault rank finds an infinite gradient, and decides alone to skip",
+    "unchecked_infinity": "the fault rank's loss is infinite in the fault step, and nobody looks before clipping",
     "token_weights_differ": "the fault rank divides by its own tokens instead of everybody's from the fault step on",
     "left_out_collective": "the fault rank goes round one all-reduce",
     "stale_checkpoint": "all resume in the fault step, the fault rank from a checkpoint that is one update older",
     "resume_without_optimizer": "all resume in the fault step, the fault rank without the optimizer's moments",
     "resume_without_scaler": "all resume in the fault step, the fault rank without the loss scale",
     "scheduler_steps_k_times": "every rank steps the schedule k times an update",
+    "schedule_by_own_tokens": "the fault rank's schedule goes by its own tokens, a k-th of all, from the fault step on",
     "edited_parameter": "one parameter is raised by 1 on the fault rank",
     "different_init": "the fault rank starts from other parameters",
     "same_dropout_mask": "all ranks seed dropout alike",
@@ -126,10 +129,14 @@ def _differences(of_ranks: tuple[dict, ...], config: dict) -> dict[str, list[int
                 for rank, lr in enumerate(values)
                 if not math.isclose(lr, expected, abs_tol=1e-9 * config["lr"] + 1e-15)
             ]
+        elif check == "norm":
+            off = [rank for rank, norm in enumerate(values) if not math.isfinite(norm)]
         else:
             off = _minority(values)
         if off:
             found[check] = off
+    if "norm" in found:  # what is not a number was not dropped either
+        return found
     same = [
         rank
         for rank, mask in enumerate(v["dropout"] for v in of_ranks)
