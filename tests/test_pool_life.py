@@ -227,7 +227,10 @@ if __name__ == "__main__":
 """
 
 OURS = """
-import dpviz, torch
+import dpviz
+from dpviz.ranks import jobs
+jobs.warm()  # as importing dpviz does in a notebook
+import torch
 
 def gradient(config):
     torch.manual_seed(0)
@@ -236,9 +239,6 @@ def gradient(config):
     return model.module.weight.grad.norm().item()
 
 if __name__ == "__main__":
-    from dpviz.ranks import jobs
-    jobs.warm()
-    import torch
     dpviz.launch(gradient, world_size=4)
 """
 

@@ -99,7 +99,7 @@ def test_an_answer_that_was_no_option_is_refused_with_a_sentence():
 
 @pytest.mark.parametrize("options", [[], ["one"], ["same", "same"], "yes"])
 def test_options_must_leave_a_choice(options):
-    with pytest.raises(ValueError, match="there must be two or more, each different"):
+    with pytest.raises(ValueError, match="there must be two or more, each different|its options as a list of texts"):
         predict(QUESTION, options)
 
 
