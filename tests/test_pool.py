@@ -3,9 +3,11 @@
 import datetime
 import os
 import signal
+import subprocess
 import threading
 import time
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -257,6 +259,22 @@ def test_an_interrupt_ends_the_launch_within_a_second():
         launch(says_nothing, world_size=4)
     assert time.monotonic() - began < 1.3
     assert launch(total, world_size=4).results == [4.0] * 4
+
+
+def test_what_a_rank_has_started_ends_with_it():
+    def start_one_and_fail(config):
+        child = subprocess.Popen(["sleep", "60"])
+        yield child.pid
+        if dist.get_rank() == 0:
+            raise ValueError("enough")
+        time.sleep(60)
+
+    started = []
+    with pytest.raises(dpviz.RankError, match="enough"):
+        launch(start_one_and_fail, world_size=2, on_record=lambda rank, pid: started.append(pid))
+    time.sleep(0.2)
+    alive = [pid for pid in started if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    assert started and not alive
 
 
 def test_a_killed_server_is_replaced():

@@ -11,13 +11,13 @@ import atexit
 import contextlib
 import os
 import queue
-import signal
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from dpviz.ranks import sources
 from dpviz.ranks.errors import RankError, Stopped
 from dpviz.ranks.ongoing import Outcome
 from dpviz.ranks.pool import RankPool
@@ -67,8 +67,7 @@ class Job:
                 return
             except TimeoutError:  # in the middle of a long message, perhaps: its ranks' end will end it
                 for pid in _owner.pool.pids() if _owner.job is self else ():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                    sources.end(pid)
 
     def run(self, pool: RankPool) -> None:
         """Run on the pool's own thread."""

@@ -10,7 +10,6 @@ import collections
 import contextlib
 import os
 import selectors
-import signal
 import socket
 import sys
 import time
@@ -94,8 +93,7 @@ class RankPool:
             self._hear_source()  # else the pid of a rank just forked would be unknown
         for handle in self.handles:
             if handle.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(handle.pid, signal.SIGKILL)
+                sources.end(handle.pid)
             self._forget(handle.control)
             self._forget(handle.output)
             handle.control.close()  # a rank whose pid is not known yet ends by this

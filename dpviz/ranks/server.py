@@ -24,6 +24,8 @@ import shutil
 import signal
 import socket
 
+from dpviz.ranks import sources
+
 PR_SET_PDEATHSIG = 1
 PRELOAD = (
     "torch",
@@ -103,6 +105,7 @@ class Server:
             )  # the server has one thread for ever, so its death is the process's
             if os.getppid() != server:
                 os._exit(1)
+            os.setpgid(0, 0)  # so that what it starts can be ended along with it
             self.ready.close()
             self.launcher.close()
             for pidfd in self.ranks.values():
@@ -121,6 +124,6 @@ class Server:
 
     def end(self) -> None:
         for pid in self.ranks:
-            os.kill(pid, signal.SIGKILL)
+            sources.end(pid)
         shutil.rmtree(self.directory, ignore_errors=True)
         os._exit(0)

@@ -38,6 +38,14 @@ def make():
     return RankServer() if start_method() == "fork" else Spawned()
 
 
+def end(pid: int) -> None:
+    """Kill a rank and the processes it has started, which are in its process group."""
+    for kill in (os.killpg, os.kill):  # one just forked may not have its group yet
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
+            return
+
+
 def _conditions() -> tuple:
     """Return what ranks take over from here when they start: how to start and to count, and dpviz's own files."""
     return start_method(), wire.how(), travel.source_times()
@@ -153,7 +161,6 @@ class Spawned:
 
     def close(self) -> None:
         for process in self.processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)
+            end(process.pid)
             process.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
