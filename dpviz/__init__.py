@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Environment": "records",
     "Event": "records",
+    "Link": "ranks.link",
     "Panel": "panel",
     "Prediction": "predict",
     "RankError": "ranks.errors",

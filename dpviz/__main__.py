@@ -1,6 +1,7 @@
 """python -m dpviz list | run NAME | start | doctor
 
     python -m dpviz run equivalence --world-size 4 --accumulation-steps 2 --dtype float64 --json
+    python -m dpviz run equivalence --world-size 4 --link-gbps 1 --json
     torchrun --standalone --nproc-per-node 4 -m dpviz run equivalence --world-size 4 --json
 
 A field of the experiment's Config is an option: accumulation_steps is --accumulation-steps 2, a boolean --average
@@ -17,7 +18,14 @@ from pathlib import Path
 from dpviz import questions
 from dpviz.questions.base import WORLD_SIZE, check_world_size, fields_of, parse
 
-RUN_OPTIONS = {"world_size": None, "timeout": "60", "out": None, "json": False}
+RUN_OPTIONS = {
+    "world_size": None,
+    "link_gbps": None,
+    "link_latency_us": None,
+    "timeout": "60",
+    "out": None,
+    "json": False,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,7 +64,7 @@ def run(arguments: list[str]) -> int:
     if name in ("", "--help", "-h"):
         print(
             f"python -m dpviz run NAME --world-size {WORLD_SIZE.default} --FIELD VALUE ..."
-            " [--json] [--out FILE] [--timeout SECONDS]"
+            " [--json] [--out FILE] [--timeout SECONDS] [--link-gbps RATE [--link-latency-us DELAY]]"
         )
         return list_questions([])
     config_class = questions.config_class(name)
@@ -69,6 +77,7 @@ def run(arguments: list[str]) -> int:
     world_size = check_world_size(given["world_size"] or config.implied_world_size() or WORLD_SIZE.default)
     config.check_world_size(world_size)
     out = _writable(given["out"])
+    link = _link(given["link_gbps"], given["link_latency_us"])
 
     # From here on only the answer may go to stdout, also from C++: descriptor 1 is kept for it, the rest goes to stderr
     sys.stdout.flush()
@@ -83,6 +92,7 @@ def run(arguments: list[str]) -> int:
             questions.QUESTIONS[name][0],
             config,
             world_size=world_size,
+            link=link,
             timeout=timeout,
             on_print=lambda rank, line: print(f"[rank {rank}] {line}", file=sys.stderr),
         )
@@ -165,6 +175,20 @@ def _writable(path: str | None) -> Path | None:
             "Give a file name in a folder that exists and that you may write to."
         )
     return file
+
+
+def _link(gbps: str | None, latency_us: str | None):
+    """Return the Link that was asked for, None where none was; where there can be none, say so and go on."""
+    if gbps is None and latency_us is None:
+        return None
+    from dpviz.ranks.link import GBPS, LATENCY_US, Link
+
+    if gbps is None:
+        raise ValueError("--link-latency-us was given without --link-gbps. Give the link's rate too.")
+    link = Link(gbps=GBPS.parse(gbps), latency_us=LATENCY_US.parse(latency_us or "0"))
+    if not (support := Link.supported()):
+        print(f"no link is possible here ({support.reason}): the ranks talk over the loopback", file=sys.stderr)
+    return link
 
 
 def _nothing_left(command: str, arguments: list[str]) -> None:

@@ -16,9 +16,10 @@ import ipywidgets as w
 from dpviz.questions.base import Question
 from dpviz.ranks.errors import RankError
 from dpviz.ranks.launch import start
+from dpviz.ranks.link import Link
 from dpviz.records import Run, Step
 from dpviz.widgets import messages
-from dpviz.widgets.controls import changed, make_controls, shown
+from dpviz.widgets.controls import changed, link_of, make_controls, shown, why_disabled
 from dpviz.widgets.live_figure import LiveFigure, Presence
 from dpviz.widgets.looks import sheet, span
 from dpviz.widgets.newest import Ended, NewestOnly
@@ -37,6 +38,7 @@ def panel(
     figure,
     controls,
     world_size: int = 4,
+    link: Link | None = None,
     timeout: float = 10,
     progress: Callable | None = None,
 ) -> Panel:
@@ -45,8 +47,9 @@ def panel(
     experiment  the function to launch, usually the one defined in the cell above
     config      the Config to begin with, or None for an experiment that heeds none
     figure      a module of dpviz.figures, or any object with make() -> plotly Figure and draw(figure, run) -> Verdict
-    controls    names of the fields to control, "world_size" among them; or a dict from name to a range (low, high),
-                a tuple of options, or None: {"world_size": (1, 8), "average": None}
+    controls    names of the fields to control, "world_size", "link_gbps" and "link_latency_us" among them; or a dict
+                from name to a range (low, high), a tuple of options, or None: {"world_size": (1, 8), "average": None}
+    link        the dpviz.Link to begin with; where the machine can make none, its controls are disabled and say why
     timeout     seconds, as of dpviz.launch
     progress    turns a record of rank 0 into the text shown during a long run; by default its step and loss
 
@@ -55,15 +58,22 @@ def panel(
     Raises ValueError for a wrong name or range.
     """
     return Panel(
-        experiment, config, figure=figure, controls=controls, world_size=world_size, timeout=timeout, progress=progress
+        experiment,
+        config,
+        figure=figure,
+        controls=controls,
+        world_size=world_size,
+        link=link,
+        timeout=timeout,
+        progress=progress,
     )
 
 
 class Panel(w.VBox):
     """See `panel`. `.run` is the run that is drawn (None before the first), `.controls` the widgets by name."""
 
-    def __init__(self, experiment, config, *, figure, controls, world_size=4, timeout=10, progress=None):
-        self._experiment, self._config, self._timeout = experiment, config, timeout
+    def __init__(self, experiment, config, *, figure, controls, world_size=4, link=None, timeout=10, progress=None):
+        self._experiment, self._config, self._link, self._timeout = experiment, config, link, timeout
         if not (hasattr(figure, "make") and hasattr(figure, "draw")):
             raise ValueError(
                 f"figure is {figure!r}, but it must have make and draw, as the modules of dpviz.figures do."
@@ -76,7 +86,7 @@ class Panel(w.VBox):
         self._lines: list[str] = []
         self._spoke_at = 0.0
         self._newest = NewestOnly(self._begin, self._finish, slow=self._slow)
-        self.controls = make_controls(config, controls, world_size=world_size)
+        self.controls = make_controls(config, controls, world_size=world_size, link=link)
         self._defaults = {name: control.value for name, control in self.controls.items()}
         self.figure = LiveFigure(figure.make())
         super().__init__(self._parts(), layout=w.Layout(width="100%", max_width="1000px"))
@@ -117,7 +127,8 @@ class Panel(w.VBox):
         self._presence.on_msg(lambda *_: self._resend())
         self._progress.layout = w.Layout(flex="1 1 auto")
         row = {"flex_flow": "row wrap", "align_items": "center"}
-        controls = w.HBox(list(self.controls.values()), layout=w.Layout(**row))
+        note = w.HTML(span(html.escape(why_disabled(self.controls)), "dpviz-soft"))
+        controls = w.HBox([*self.controls.values(), note], layout=w.Layout(**row))
         controls.add_class("dpviz-controls")
         bar = w.HBox(
             [self._stop_button, self._status, self._progress, w.HBox([*self._save_buttons.values()])],
@@ -198,6 +209,7 @@ class Panel(w.VBox):
             self._experiment,
             config,
             world_size=values.get("world_size", implied or self._world_size),
+            link=link_of(values, self._link),
             timeout=self._timeout,
             on_record=self._on_record,
             on_print=lambda rank, line: self._on_print(rank, line, lines),

@@ -89,7 +89,12 @@ class Wire:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """The conditions a number was measured under; `line()` is what every figure prints below its title."""
+    """The conditions a number was measured under; `line()` is what every figure prints below its title.
+
+    `link` says in words what the ranks talked over. `link_gbps` is the rate of each rank's interface, 10^9 bits a
+    second in each direction, None where nothing limited it or it changed during the run; `link_latency_us` is the delay
+    of what it sent.
+    """
 
     world_size: int
     backend: str
@@ -101,6 +106,8 @@ class Environment:
     torch: str
     python: str
     platform: str
+    link_gbps: float | None = None
+    link_latency_us: float = 0.0
 
     def line(self) -> str:
         ranks = "1 rank in this process" if self.world_size == 1 else f"{self.world_size} ranks, {self.backend}"

@@ -17,10 +17,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from dpviz.ranks import sources
+from dpviz.questions.base import WrongValue
+from dpviz.ranks import sources, travel
 from dpviz.ranks.errors import RankError, Stopped
+from dpviz.ranks.link import Link, check
 from dpviz.ranks.ongoing import Outcome
-from dpviz.ranks.pool import RankPool
+from dpviz.ranks.pool import STOP, RankPool
 
 STOP_S = 0.2  # how long a stopped job may take to notice before its ranks are killed from outside
 
@@ -40,7 +42,8 @@ class Job:
         self._future: Future = Future()
         self._beginning = threading.Lock()
         self._begun = False
-        self._wake, self._alarm = socket.socketpair()
+        self._wake, self._alarm = socket.socketpair(type=socket.SOCK_DGRAM)  # each message whole: STOP, or a Link
+        self.links = [options["link"]] if options.get("link") else []  # the one it began on, those it was changed to
 
     def done(self) -> bool:
         return self._future.done()
@@ -60,7 +63,7 @@ class Job:
                 self._end(error=Stopped("the launch was stopped before it began"))
                 return
         with contextlib.suppress(OSError):
-            self._alarm.send(b"!")
+            self._alarm.send(STOP)
         while True:
             try:
                 self._future.exception(STOP_S)
@@ -68,6 +71,20 @@ class Job:
             except TimeoutError:  # in the middle of a long message, perhaps: its ranks' end will end it
                 for pid in _owner.pool.pids() if _owner.job is self else ():
                     sources.end(pid)
+
+    def change_link(self, link: Link) -> None:
+        """Change the rate of the network under the running ranks, at once; they are not asked. Nothing happens where
+        the job has ended. Raises ValueError where it was launched without a link.
+        """
+        link = check(link)
+        if not self.links or link is None:
+            raise WrongValue("this run has no link to change: launch it with link=dpviz.Link(gbps=1.0).")
+        with self._beginning:
+            self.links.append(link)
+            self._options["link"] = link
+            if self._begun:
+                with contextlib.suppress(OSError):
+                    self._alarm.send(travel.dumps(link))
 
     def run(self, pool: RankPool) -> None:
         """Run on the pool's own thread."""

@@ -11,13 +11,15 @@ import importlib.metadata
 import os
 import platform
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpviz.measure import wire
 from dpviz.questions.base import WrongValue, check_world_size
 from dpviz.ranks import here, jobs, sources, travel
 from dpviz.ranks.errors import RankError
+from dpviz.ranks.link import Link
+from dpviz.ranks.link import check as check_link
 from dpviz.ranks.ongoing import Outcome
 from dpviz.records import ALONE, Environment, Run, Wire
 
@@ -29,6 +31,7 @@ def launch(
     config: Any = None,
     *,
     world_size: int | None = None,
+    link: Link | None = None,
     timeout: float = 60,
     on_record: Callable[[int, Any], None] | None = None,
     on_print: Callable[[int, str], None] | None = None,
@@ -38,6 +41,8 @@ def launch(
 
     experiment   a function, or "package.module:function"; it may yield records and may return a result
     world_size   the number of ranks, k, from 1 to 32; may be left out where the config implies it
+    link         dpviz.Link(gbps=1.0) gives each rank a network interface of that speed, where the machine can; without
+                 one, and elsewhere, ranks talk over the loopback. run.environment.link says what it was
     timeout      seconds that a collective may take, and half of what the whole launch may be silent (no record,
                  no print, no result)
     on_record    called as on_record(rank, record) as records arrive
@@ -54,9 +59,12 @@ def launch(
     Raises RankError (its `ranks` says whose fault), ValueError for a wrong argument, KeyboardInterrupt.
     """
     name, world_size = _checked(experiment, config, world_size, timeout)
+    check_link(link)
     on_print = on_print or (lambda rank, line: print(f"[rank {rank}] {line}"))
     on_record = on_record or (lambda rank, record: None)
     elsewhere = here.launcher()
+    if elsewhere and link:
+        raise WrongValue("a link was given, but these ranks are torchrun's, on their own network. Leave the link out.")
     if elsewhere or world_size == 1:
         outcome, records = here.run(experiment, config, world_size=world_size, timeout=timeout, on_record=on_record)
         return _made(name, config, outcome, records, prints=[[] for _ in records], launcher=elsewhere or "in-process")
@@ -67,6 +75,7 @@ def launch(
         experiment,
         config,
         world_size=world_size,
+        link=link,
         timeout=timeout,
         on_record=lambda *event: happened.put((on_record, event)),
         on_print=lambda *event: happened.put((on_print, event)),
@@ -86,6 +95,7 @@ def start(
     config: Any = None,
     *,
     world_size: int | None = None,
+    link: Link | None = None,
     timeout: float = 60,
     on_record: Callable[[int, Any], None] | None = None,
     on_print: Callable[[int, str], None] | None = None,
@@ -94,6 +104,7 @@ def start(
     thread.
     """
     name, world_size = _checked(experiment, config, world_size, timeout)
+    possible = check_link(link)
     records: list[list[Any]] = [[] for _ in range(world_size)]
     prints: list[list[str]] = [[] for _ in range(world_size)]
 
@@ -107,13 +118,16 @@ def start(
         if on_print:
             on_print(rank, line)
 
+    def conditions() -> dict[str, Any]:
+        return {"prints": prints, "launcher": "pool", "links": job.links, "no_link": bool(link and not possible)}
+
     def finish(outcome: Outcome) -> Run:
-        return _made(name, config, outcome, records, prints=prints, launcher="pool")
+        return _made(name, config, outcome, records, **conditions())
 
     def fail(error: RankError) -> Run:
         """A question may be about a failure: then it makes its facts of the error and of the records before it."""
         nothing = Outcome([None] * world_size, [Wire()] * world_size, [[]] * world_size)
-        run = _unfinished(name, config, nothing, records, prints=prints, launcher="pool")
+        run = _unfinished(name, config, nothing, records, **conditions())
         facts_of_failure = getattr(type(config), "facts_of_failure", lambda run, error: None)
         facts = facts_of_failure(run, error)
         if facts is None:
@@ -125,6 +139,7 @@ def start(
         finish=finish,
         fail=fail,
         world_size=world_size,
+        link=possible if world_size > 1 else None,  # alone, a rank has nobody to send to
         timeout=timeout,
         on_record=keep,
         on_print=note,
@@ -154,8 +169,8 @@ def _checked(experiment: Any, config: Any, world_size: Any, timeout: Any) -> tup
     return (question if question != module else travel.name_of(experiment)), world_size
 
 
-def _made(name: str, config: Any, outcome: Outcome, records: list, *, prints: list, launcher: str) -> Run:
-    run = _unfinished(name, config, outcome, records, prints=prints, launcher=launcher)
+def _made(name: str, config: Any, outcome: Outcome, records: list, **conditions: Any) -> Run:
+    run = _unfinished(name, config, outcome, records, **conditions)
     facts = getattr(type(config), "facts", None)
     try:
         return dataclasses.replace(run, facts=facts(run)) if facts else run
@@ -167,15 +182,27 @@ def _made(name: str, config: Any, outcome: Outcome, records: list, *, prints: li
         ) from error
 
 
-def _unfinished(name: str, config: Any, outcome: Outcome, records: list, *, prints: list, launcher: str) -> Run:
-    """Return the Run without its facts."""
+def _unfinished(
+    name: str,
+    config: Any,
+    outcome: Outcome,
+    records: list,
+    *,
+    prints: list,
+    launcher: str,
+    links: Sequence[Link] = (),
+    no_link: bool = False,
+) -> Run:
+    """Return the Run without its facts. `links` are those that the ranks talked over; `no_link` says that one was
+    asked for and could not be had.
+    """
     return Run(
         experiment=name,
         config=_as_dict(config),
         results=outcome.results,
         records=records,
         wire=outcome.wire,
-        environment=_environment(len(outcome.results), launcher),
+        environment=_environment(len(outcome.results), launcher, links, no_link),
         collectives=outcome.collectives,
         prints=prints,
     )
@@ -187,18 +214,26 @@ def _as_dict(config: Any) -> dict[str, Any]:
     return dict(config) if isinstance(config, dict) else {} if config is None else {"value": config}
 
 
-def _environment(world_size: int, launcher: str) -> Environment:
+def _environment(world_size: int, launcher: str, links: Sequence[Link], no_link: bool) -> Environment:
     return Environment(
         world_size=world_size,
         backend="gloo",
         launcher=launcher,
         start_method=sources.start_method() if launcher == "pool" else "",
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        link="loopback"
-        if launcher != "torchrun" or os.environ.get("GLOO_SOCKET_IFNAME") in ("lo", "lo0")
-        else "network",
+        link=_in_words(launcher, links, no_link),
         wire=wire.how() if world_size > 1 else ALONE,
         torch=importlib.metadata.version("torch"),
         python=platform.python_version(),
         platform=platform.platform(terse=True),
+        link_gbps=links[0].gbps if len(links) == 1 else None,
+        link_latency_us=links[0].latency_us if len(links) == 1 else 0.0,
     )
+
+
+def _in_words(launcher: str, links: Sequence[Link], no_link: bool) -> str:
+    if links:
+        return ", then ".join(map(str, links))
+    if launcher == "torchrun" and os.environ.get("GLOO_SOCKET_IFNAME") not in ("lo", "lo0"):
+        return "network"
+    return "loopback (no link possible here)" if no_link else "loopback"

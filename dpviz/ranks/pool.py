@@ -13,8 +13,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,25 +26,15 @@ from dpviz.records import COUNTED
 START_S = 120  # for the server's imports and the first meeting of new ranks, on a slow and busy machine
 MEET_S = 15  # for warm ranks to leave one group and meet in another
 ANSWER_S = 0.3  # for "where are you"
-
-
-@dataclass(eq=False)
-class Handle:
-    """One rank process as the launcher sees it; `pid` is None until the server says it."""
-
-    control: Connection
-    output: int
-    pid: int | None = None
+STOP = b"stop"  # what the job's descriptor says to end it; anything else is a Link to change to
 
 
 class RankPool:
     def __init__(self) -> None:
         self.source: Any = None
-        self.handles: list[Handle] = []
-        self.begun: collections.deque[Handle] = (
-            collections.deque()
-        )  # in the order asked for; their pids come in that order
-        self.group: int | None = None  # the world size that the ranks have joined
+        self.handles: list[sources.Handle] = []
+        self.begun: collections.deque[sources.Handle] = collections.deque()  # their pids come in the order asked for
+        self.group: tuple[int, bool] | None = None  # the world size that the ranks have joined, and whether on links
         self.groups = 0
         self.known: dict[str, float] = {}
         self.launch: Ongoing | None = None
@@ -61,11 +50,9 @@ class RankPool:
                 self.selector.register(self.source.selectable, selectors.EVENT_READ)
 
     def run(
-        self, payload: bytes, *, world_size: int, timeout: float, on_record, on_print, wake: socket.socket
+        self, payload: bytes, *, world_size: int, timeout: float, link, on_record, on_print, wake: socket.socket
     ) -> Outcome:
-        """Run the packed experiment on ranks 0 to world_size - 1. Raises RankError, or Stopped once `wake` becomes
-        readable.
-        """
+        """Run the packed experiment on ranks 0 to world_size - 1. Raises RankError, or Stopped once `wake` says so."""
         directory = travel.directory()
         if travel.edited(self.known) or self._an_idle_rank_ended():
             self.kill()
@@ -73,7 +60,9 @@ class RankPool:
         self.launch = Ongoing(world_size, on_record, on_print)
         self.selector.register(wake, selectors.EVENT_READ)
         try:
-            self._meet(world_size, timeout)
+            if link:
+                self._shape(world_size, link)
+            self._meet(world_size, timeout, on_link=bool(link))
             self._send_all(("call", payload, timeout, sys.path, directory))
             self._collect(timeout)
             outcome = self._finish()
@@ -118,7 +107,8 @@ class RankPool:
     def _an_idle_rank_ended(self) -> bool:
         """Whether a control socket has something to read: an idle rank says nothing, so it is the end."""
         return any(
-            isinstance(key.data, Handle) and key.fileobj is key.data.control for key, _ in self.selector.select(0)
+            isinstance(key.data, sources.Handle) and key.fileobj is key.data.control
+            for key, _ in self.selector.select(0)
         )
 
     def _begin(self, world_size: int) -> None:
@@ -126,41 +116,49 @@ class RankPool:
             ours, theirs = socket.socketpair()
             read, write = os.pipe()
             os.set_blocking(read, False)
-            handle = Handle(Connection(ours.detach()), read)
+            handle = sources.Handle(Connection(ours.detach()), read)
             self.handles.append(handle)
             self.begun.append(handle)
             self.selector.register(handle.control, selectors.EVENT_READ, handle)
             self.selector.register(handle.output, selectors.EVENT_READ, handle)
             try:
-                self.source.start(theirs.fileno(), write)
-            except EOFError:
-                raise self._server_ended() from None
+                with self._server():
+                    self.source.start(len(self.handles) - 1, theirs.fileno(), write)
             finally:
                 theirs.close()
                 os.close(write)
 
-    def _meet(self, world_size: int, timeout: float) -> None:
+    def _shape(self, world_size: int, link) -> None:
+        with self._server():
+            self.source.shape(world_size, link)
+        self._wait_for(lambda: self.launch.shaped is not None, START_S)
+        if self.launch.shaped != "":
+            why = self.launch.shaped or f"no answer within {START_S} s"
+            raise RankError(f"the ranks' network could not be given a {link}: {why}")
+
+    def _meet(self, world_size: int, timeout: float, *, on_link: bool) -> None:
         warm = len(self.handles) >= world_size
         self._begin(world_size)
-        if self.group == world_size or self._join(world_size, timeout, MEET_S if warm else START_S):
+        wanted = (world_size, on_link)
+        if self.group == wanted or self._join(*wanted, timeout, MEET_S if warm else START_S):
             return
         self.kill()  # gloo's teardown of the old group has been seen to stall: once more, with new ranks
         self._begin(world_size)
-        if not self._join(world_size, timeout, START_S):
+        if not self._join(*wanted, timeout, START_S):
             raise RankError(f"the ranks did not meet within {START_S} s")
 
-    def _join(self, world_size: int, timeout: float, within_s: float) -> bool:
+    def _join(self, world_size: int, on_link: bool, timeout: float, within_s: float) -> bool:
         """Make a new process group of the ranks; returns whether they met in time."""
         self.groups += 1
         self.launch.joined = 0
         store = os.path.join(self.source.directory, str(self.groups))  # a used one would answer "connection refused"
         for rank in range(world_size):
-            self._send(rank, ("join", rank, world_size, store, timeout))
+            self._send(rank, ("join", rank, world_size, store, timeout, on_link))
         if not self._wait_for(lambda: self.launch.joined == world_size, within_s):
             return False
         self._read_wire()  # what the group's making cost is not the experiment's
         self.launch.wire.clear()
-        self.group = world_size
+        self.group = (world_size, on_link)
         return True
 
     def _collect(self, timeout: float) -> None:
@@ -228,12 +226,10 @@ class RankPool:
         """Wait for something to happen, and take it in. Raises Stopped, and RankError where the server has ended."""
         for key, _ in self.selector.select(max(0.0, until - time.monotonic())):
             if key.data is None and key.fileobj is self.source.selectable:
-                try:
+                with self._server():
                     self._hear_source()
-                except EOFError:
-                    raise self._server_ended() from None
             elif key.data is None:
-                raise Stopped("the launch was stopped")
+                self._heed(key.fileobj.recv(4096))
             elif key.fileobj is key.data.control:
                 self._hear_rank(key.data)
             else:
@@ -241,16 +237,24 @@ class RankPool:
         if self.source.selectable is None:
             self._hear_source()
 
+    def _heed(self, wish: bytes) -> None:
+        if wish == STOP:
+            raise Stopped("the launch was stopped")
+        with self._server():
+            self.source.shape(self.launch.world_size, travel.loads(wish))
+
     def _hear_source(self) -> None:
         for message in self.source.news() if self.source else ():
             if "forked" in message:
                 self.begun.popleft().pid = message["forked"]
+            elif "shaped" in message and self.launch:
+                self.launch.shaped = message["shaped"]
             elif "ended" in message:
                 for rank, handle in enumerate(self.handles):
                     if handle.pid == message["ended"] and self.launch and rank < self.launch.world_size:
                         self.launch.ended(rank, message["code"])  # a child of the rank may still hold its socket
 
-    def _hear_rank(self, handle: Handle) -> None:
+    def _hear_rank(self, handle: sources.Handle) -> None:
         rank = self.handles.index(handle)
         try:
             kind, *content = travel.loads(handle.control.recv_bytes())
@@ -263,7 +267,7 @@ class RankPool:
         self._hear_output(handle)  # what it printed before it sent this comes first
         self.launch.take(rank, kind, *content)
 
-    def _hear_output(self, handle: Handle) -> None:
+    def _hear_output(self, handle: sources.Handle) -> None:
         rank = self.handles.index(handle)
         while True:
             try:
@@ -280,10 +284,13 @@ class RankPool:
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(descriptor)
 
-    def _server_ended(self) -> RankError:
-        said = self.source.said()
-        self.close()
-        return RankError(
-            "the rank server ended" + (f": {said.splitlines()[-1]}" if said else "; the next launch starts a new one"),
-            report=said,
-        )
+    @contextlib.contextmanager
+    def _server(self) -> Iterator[None]:
+        """Say in a RankError that the server has ended, where the source finds it so."""
+        try:
+            yield
+        except EOFError:
+            said = self.source.said()
+            self.close()
+            last = f": {said.splitlines()[-1]}" if said else "; the next launch starts a new one"
+            raise RankError(f"the rank server ended{last}", report=said) from None

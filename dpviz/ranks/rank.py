@@ -4,7 +4,7 @@ The main thread runs the experiments. A listening thread answers "where are you"
 meanwhile, also while the main thread is blocked in a collective: that is how a launch finds out who did not come.
 
 Messages are pickled tuples over the control socket:
-    to a rank      ("join", rank, world_size, store, timeout)  ("call", payload, timeout, path, directory)
+    to a rank      ("join", rank, world_size, store, timeout, on_link)  ("call", payload, timeout, path, directory)
                    ("where",)  ("wire",)
     from a rank    ("joined",)  ("record", record)  ("result", result, collectives, place)
                    ("error", kind, message, frames, place)  ("where", place)  ("wire", sent, received)
@@ -34,8 +34,11 @@ from dpviz.ranks import travel
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def serve(control: int, output: int) -> None:
-    """Serve the launcher until it closes `control`; everything printed, also by C++ code, goes to `output` in order."""
+def serve(control: int, output: int, *, networks: tuple[int, int] | None = None) -> None:
+    """Serve the launcher until it closes `control`; everything printed, also by C++ code, goes to `output` in order.
+
+    networks  the namespaces of the server's loopback and of this rank's own interface, where it has one
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -45,12 +48,12 @@ def serve(control: int, output: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     # Gloo says this of every tensor-wise gather; a learner can do nothing about it
     warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.*|.*reduce_scatter_tensor.*")
-    Rank(Connection(control)).work()
+    Rank(Connection(control), networks).work()
 
 
 class Rank:
-    def __init__(self, connection: Connection):
-        self.connection = connection
+    def __init__(self, connection: Connection, networks: tuple[int, int] | None):
+        self.connection, self.networks = connection, networks
         self.jobs: queue.SimpleQueue = queue.SimpleQueue()
         self.sending = threading.Lock()
         self.counters = wire.Counters()
@@ -89,12 +92,22 @@ class Rank:
                 _flush()
                 self.send("error", type(error).__name__, str(error), travel.frames_of(error), where(self.before))
 
-    def join(self, rank: int, world_size: int, store: str, timeout: float) -> None:
+    def join(self, rank: int, world_size: int, store: str, timeout: float, on_link: bool) -> None:
         tempfile.tempdir = os.path.dirname(store)  # what is left there goes when the server does
         if dist.is_initialized():
             dist.destroy_process_group()
+        self.move(on_link)
         join_group(rank, world_size, store, timeout)
         self.send("joined")
+
+    def move(self, on_link: bool) -> None:
+        """Go to this rank's own interface or to the shared loopback; the threads of the next group come along."""
+        if self.networks:
+            from dpviz.ranks import network
+
+            network.hop(self.networks[on_link])
+            self.environment["GLOO_SOCKET_IFNAME"] = network.NIC if on_link else LOOPBACK
+            os.environ["GLOO_SOCKET_IFNAME"] = self.environment["GLOO_SOCKET_IFNAME"]
 
     def call(self, payload: bytes, timeout: float, path: list[str], directory: str) -> None:
         sys.path[:] = path
@@ -143,7 +156,7 @@ class Rank:
 
 
 def join_group(rank: int, world_size: int, store: str, timeout: float) -> None:
-    """Make the default process group: gloo on loopback, meeting at a file that no group has used before."""
+    """Make the default process group: gloo, meeting at a file that no group has used before."""
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(store, world_size),

@@ -5,10 +5,12 @@ alive when the kernel is killed. This one ignores SIGINT, lives in a session of 
 end of a socket: when that closes, however the launcher went, it kills every rank, removes the rendezvous directory
 and ends. It keeps one thread for ever, which makes fork safe.
 
-Messages keep their boundaries, the socket being SOCK_SEQPACKET:
-    to the server      b"fork" with two file descriptors: the rank's control socket, and where its prints go
-    from the server    as JSON: {"ready": threads}, {"forked": pid},
-                       {"ended": pid, "code": exit status, negative for a signal}
+Messages are JSON and keep their boundaries, the socket being SOCK_SEQPACKET:
+    to the server      {"fork": slot} with two file descriptors: the rank's control socket, and where its prints go
+                       {"shape": slots, "gbps": rate, "latency_us": delay}, see network.py
+    from the server    {"ready": threads, "links": why there are none, "" if there are, "latency": ...}
+                       {"forked": pid}  {"ended": pid, "code": exit status, negative for a signal}
+                       {"shaped": "", or why it could not be done}
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import shutil
 import signal
 import socket
 
-from dpviz.ranks import sources
+from dpviz.ranks import link, sources
 
 PR_SET_PDEATHSIG = 1
 PRELOAD = (
@@ -52,15 +54,22 @@ def preload() -> None:
 
 def main(descriptor: int, directory: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    links = link.found()
+    network = None
+    if links["reason"] == "":
+        from dpviz.ranks.network import Network, enter
+
+        enter()  # now, while there is one thread
+        network = Network()
     preload()
     gc.collect()
     gc.freeze()  # what is shared with the ranks stays shared: the collector would write into every page
-    Server(socket.socket(fileno=descriptor), directory).serve()
+    Server(socket.socket(fileno=descriptor), directory, network).serve(links)
 
 
 class Server:
-    def __init__(self, launcher: socket.socket, directory: str):
-        self.launcher, self.directory = launcher, directory
+    def __init__(self, launcher: socket.socket, directory: str, network):
+        self.launcher, self.directory, self.network = launcher, directory, network
         self.ready = selectors.DefaultSelector()
         self.ready.register(launcher, selectors.EVENT_READ)
         self.ranks: dict[int, int] = {}  # pid -> pidfd
@@ -72,8 +81,8 @@ class Server:
         except (BrokenPipeError, ConnectionResetError):
             self.end()
 
-    def serve(self) -> None:
-        self.say(ready=len(os.listdir("/proc/self/task")))
+    def serve(self, links: dict) -> None:
+        self.say(ready=len(os.listdir("/proc/self/task")), links=links["reason"], latency=links["latency"])
         while True:
             for key, _ in self.ready.select():
                 if key.fileobj is self.launcher:
@@ -88,16 +97,35 @@ class Server:
             message = b""
         if not message:
             self.end()
+        wanted = json.loads(message)
+        if "shape" in wanted:
+            self.say(shaped=self.shape(wanted.pop("shape"), **wanted))
+        else:
+            self.fork(wanted["fork"], descriptors)
+
+    def shape(self, slots: int, *, gbps: float, latency_us: float) -> str:
+        """Return why the kernel refuses, "" where it does not."""
+        if self.network is None:
+            return "this server has no network of its own"
+        try:
+            self.network.shape(slots, gbps=gbps, latency_us=latency_us)
+        except Exception as error:  # netlink's, or the system's: the launcher tells it, and the server goes on
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def fork(self, slot: int, descriptors: list[int]) -> None:
+        if self.network:
+            self.network.grow(slot + 1)
         pid = os.fork()
         if pid == 0:
-            self.become_rank(*descriptors)
+            self.become_rank(slot, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         self.ranks[pid] = os.pidfd_open(pid)
         self.ready.register(self.ranks[pid], selectors.EVENT_READ, pid)
         self.say(forked=pid)
 
-    def become_rank(self, control: int, output: int) -> None:
+    def become_rank(self, slot: int, control: int, output: int) -> None:
         try:
             server = os.getppid()
             self.prctl(
@@ -112,7 +140,7 @@ class Server:
                 os.close(pidfd)
             from dpviz.ranks import rank
 
-            rank.serve(control, output)
+            rank.serve(control, output, networks=self.network.of_slot(slot) if self.network else None)
         finally:
             os._exit(1)
 

@@ -1,8 +1,8 @@
 """Where rank processes come from: forked by a rank server (Linux), or started one by one (elsewhere).
 
-Both give the pool the same three things: `start(control, output)` begins a rank that serves these descriptors,
+Both give the pool the same things: `start(slot, control, output)` begins a rank that serves these descriptors,
 `news()` tells which ranks have begun and ended, and `close()` ends them all. `start` does not wait, so eight ranks
-begin together.
+begin together. The server alone can `shape` a network for them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,29 @@ import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 from dpviz.measure import wire
 from dpviz.ranks import travel
 from dpviz.ranks.errors import RankError
 
+if TYPE_CHECKING:
+    from dpviz.ranks.link import Link
+
 # numpy's OpenBLAS and OpenMP would start threads at import, and a process with threads cannot be forked safely
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _ROOT = os.path.dirname(travel.DPVIZ.rstrip(os.sep))
+
+
+@dataclass(eq=False)
+class Handle:
+    """One rank process as the launcher sees it; `pid` is None until the server says it."""
+
+    control: Connection
+    output: int
+    pid: int | None = None
 
 
 def start_method() -> str:
@@ -47,11 +62,13 @@ def end(pid: int) -> None:
 
 
 def _conditions() -> tuple:
-    """Return what ranks take over from here when they start: how to start and to count, and dpviz's own files."""
-    return start_method(), wire.how(), travel.source_times()
+    """Return what ranks take over from here when they start: how to start and to count, whether to have links, and
+    dpviz's own files.
+    """
+    return start_method(), wire.how(), os.environ.get("DPVIZ_LINK"), travel.source_times()
 
 
-def _python(code: str, *arguments: object, descriptors: list[int], **options) -> subprocess.Popen:
+def python(code: str, *arguments: object, descriptors: list[int], **options) -> subprocess.Popen:
     """Start this Python with `code`, dpviz importable, one thread a library, in a session of its own (an interrupt
     must not reach it).
     """
@@ -73,7 +90,7 @@ class RankServer:
         self.conditions = _conditions()
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = tempfile.TemporaryFile()
-        self.process = _python(
+        self.process = python(
             "from dpviz.ranks import server; server.main(int(sys.argv[1]), sys.argv[2])",
             theirs.fileno(),
             self.directory,
@@ -84,9 +101,16 @@ class RankServer:
         theirs.close()
         self.selectable = self.socket
 
-    def start(self, control: int, output: int) -> None:
+    def start(self, slot: int, control: int, output: int) -> None:
+        self._say({"fork": slot}, [control, output])
+
+    def shape(self, slots: int, link: Link) -> None:
+        """Give the first `slots` ranks' interfaces this link's rate; the answer is among the news."""
+        self._say({"shape": slots, "gbps": link.gbps, "latency_us": link.latency_us}, [])
+
+    def _say(self, message: dict, descriptors: list[int]) -> None:
         try:
-            socket.send_fds(self.socket, [b"fork"], [control, output])
+            socket.send_fds(self.socket, [json.dumps(message).encode()], descriptors)
         except OSError as error:
             raise EOFError("the rank server has ended") from error
 
@@ -134,8 +158,8 @@ class Spawned:
         self.processes: list[subprocess.Popen] = []
         self.unsaid: list[dict] = []
 
-    def start(self, control: int, output: int) -> None:
-        process = _python(
+    def start(self, slot: int, control: int, output: int) -> None:
+        process = python(
             "from dpviz.ranks import rank; rank.serve(int(sys.argv[1]), int(sys.argv[2]))",
             control,
             output,

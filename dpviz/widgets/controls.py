@@ -8,15 +8,25 @@ import math
 import ipywidgets as w
 
 from dpviz.questions.base import WORLD_SIZE, Field, Question, fields_of
+from dpviz.ranks.link import GBPS, LATENCY_US, Link
 from dpviz.widgets.rows import Rows
 
 SYMBOLS = {"world_size": "k", "accumulation_steps": "K", "micro_batch": "B"}
-LABELS = {"world_size": "ranks k", "accumulation_steps": "accumulation steps K", "micro_batch": "micro-batch B"}
+LABELS = {
+    "world_size": "ranks k",
+    "accumulation_steps": "accumulation steps K",
+    "micro_batch": "micro-batch B",
+    "link_gbps": "link, Gb/s",
+    "link_latency_us": "latency, µs",
+}
+OF_THE_LINK = {"link_gbps": GBPS, "link_latency_us": LATENCY_US}
+OF_THE_LAUNCH = {"world_size": WORLD_SIZE} | OF_THE_LINK
 COMMON = {"style": {"description_width": "initial"}}
 
 
-def make_controls(config, controls, *, world_size: int) -> dict[str, w.Widget]:
-    """Return a widget for each name in `controls`, holding what `config` and `world_size` hold.
+def make_controls(config, controls, *, world_size: int, link: Link | None = None) -> dict[str, w.Widget]:
+    """Return a widget for each name in `controls`, holding what `config`, `world_size` and `link` hold. Those of the
+    link are disabled where there are no links.
 
     controls: a list of names, or a dict from name to None or a narrower allowance, (low, high) or a tuple of options.
     Raises ValueError for a name that the Config does not have, or a value outside of what its control allows.
@@ -25,15 +35,30 @@ def make_controls(config, controls, *, world_size: int) -> dict[str, w.Widget]:
         raise ValueError(
             f"controls is {controls!r}, but it must be a list of field names, or a dict from names to ranges."
         )
-    known = {"world_size": WORLD_SIZE} | _fields(config)
+    known = OF_THE_LAUNCH | _fields(config)
+    link = link or Link()
+    of_launch = {"world_size": world_size, "link_gbps": link.gbps, "link_latency_us": link.latency_us}
     wanted = controls if isinstance(controls, dict) else dict.fromkeys(controls)
     made = {}
     for name, allowed in wanted.items():
         if name not in known:
             raise ValueError(f"there is no field named {name!r} to control. The fields are: {', '.join(known)}.")
-        value = world_size if name == "world_size" else getattr(config, name)
+        value = of_launch[name] if name in of_launch else getattr(config, name)
         made[name] = _control(_narrowed(known[name], allowed, value), value)
+        if name in OF_THE_LINK:
+            support = Link.supported()
+            made[name].disabled = not (support.latency if name == "link_latency_us" else support)
     return made
+
+
+def why_disabled(controls: dict[str, w.Widget]) -> str:
+    """Return why a control of the link is disabled, "" where none is."""
+    if not any(name in OF_THE_LINK and control.disabled for name, control in controls.items()):
+        return ""
+    support = Link.supported()
+    if support:
+        return "latency cannot be set here: this kernel cannot delay packets (it lacks netem)"
+    return f"the link's speed cannot be set here ({support.reason}): the ranks talk over the loopback"
 
 
 def _narrowed(one: Field, allowed, value) -> Field:
@@ -101,12 +126,20 @@ def _room(label: str) -> str:
 
 
 def changed(config, values: dict):
-    """Return `config` with the controls' values, world_size left out. Raises ValueError for a value it cannot take."""
-    known, fields = _fields(config), {name: value for name, value in values.items() if name != "world_size"}
+    """Return `config` with the controls' values, those of the launch left out. Raises ValueError for a value it cannot
+    take.
+    """
+    known, fields = _fields(config), {name: value for name, value in values.items() if name not in OF_THE_LAUNCH}
     for name, value in fields.items():
         if isinstance(value, str) and known[name].kind == "rows":
             fields[name] = known[name].parse(value) if value else None
     return dataclasses.replace(config, **fields) if fields else config
+
+
+def link_of(values: dict, link: Link | None) -> Link | None:
+    """Return `link` with the controls' values; None where neither says anything of a link."""
+    fields = {name.removeprefix("link_"): value for name, value in values.items() if name in OF_THE_LINK}
+    return dataclasses.replace(link or Link(), **fields) if fields else link
 
 
 def _fields(config) -> dict[str, Field]:
