@@ -10,6 +10,7 @@ import pytest
 import dpviz
 from dpviz import doctor
 from dpviz.doctor import Finding
+from dpviz.ranks import link
 
 GOOD = Finding(name="good", ok=True, needed=True, detail="works")
 BAD = Finding(name="bad", ok=False, needed=True, detail="broken", remedy="Mend it.")
@@ -105,25 +106,27 @@ def test_how_ranks_start_and_bytes_are_read(start_method, wire, environment, mon
 
 
 @pytest.mark.parametrize(
-    "code, ok, detail", [(0, True, "can be entered"), (1, False, "refused: No space left on device")]
+    "ok, reason, latency, detail",
+    [
+        (True, "", True, "a network interface for each rank, whose rate and delay can be set"),
+        (
+            True,
+            "",
+            False,
+            "a network interface for each rank, whose rate can be set (no delay: this kernel lacks netem)",
+        ),
+        (False, "network namespaces are refused (No space left on device)", False, "No space left on device"),
+    ],
 )
-def test_namespaces_are_reported_with_the_kernels_reason(code, ok, detail, monkeypatch):
-    monkeypatch.setattr(sys, "platform", "linux")
-    answer = SimpleNamespace(returncode=code, stderr="No space left on device\n")
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: answer)
+def test_links_are_reported_with_the_kernels_reason(ok, reason, latency, detail, monkeypatch):
+    monkeypatch.setattr(link.Link, "supported", staticmethod(lambda: link.Support(ok, reason, latency)))
     finding = doctor.network_interfaces()
     assert finding.ok is ok and not finding.needed and detail in finding.detail
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
-def test_the_kernels_own_answer_is_one_of_the_two():
-    tried = subprocess.run([sys.executable, "-c", doctor.ENTER_NAMESPACES], capture_output=True, text=True, timeout=30)
-    assert (tried.returncode == 0) is (tried.stderr == "") and tried.returncode in (0, 1)
-
-
-def test_without_linux_there_are_no_namespaces(monkeypatch):
+def test_without_linux_there_are_no_links(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert doctor.network_interfaces().detail == "needs Linux"
+    assert doctor.network_interfaces().detail == "network interfaces for ranks need Linux"
 
 
 def test_a_missing_browser_is_optional(monkeypatch):

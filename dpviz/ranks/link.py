@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -66,7 +66,7 @@ class Link:
     def __post_init__(self) -> None:
         for name, field in (("gbps", GBPS), ("latency_us", LATENCY_US)):
             try:
-                object.__setattr__(self, name, field.check(getattr(self, name)))
+                object.__setattr__(self, name, dataclasses.replace(field, name=name).check(getattr(self, name)))
             except WrongValue as error:
                 advice = " For no limit leave the link out: the loopback runs at its own speed." * (name == "gbps")
                 raise WrongValue(f"{error}{advice}") from None
@@ -74,7 +74,8 @@ class Link:
     @staticmethod
     def supported() -> Support:
         """Return whether this machine can, tried once by a process that makes an interface and limits it."""
-        return _supported(os.environ.get("DPVIZ_LINK"), sources.start_method())
+        reason = _excluded()
+        return Support(False, reason, False) if reason else _tried()
 
     def __str__(self) -> str:
         return f"link {self.gbps:g} Gb/s" + (f", {self.latency_us:g} µs" if self.latency_us else "")
@@ -98,18 +99,16 @@ def check(link: object) -> Link | None:
 
 
 @functools.cache
-def _supported(_forced: str | None, _method: str) -> Support:
+def _tried() -> Support:
     """Asked in a new interpreter, since only a process with one thread may enter a namespace."""
-    with contextlib.suppress(subprocess.TimeoutExpired, json.JSONDecodeError):
-        if reason := _excluded():
-            return Support(False, reason, False)
-        code = "import json; from dpviz.ranks import link; print(json.dumps(link.found()))"
-        process = sources.python(code, descriptors=[], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        with process:
-            said, _ = process.communicate(timeout=PROBE_S)
-        answer = json.loads(said)
-        return Support(answer["reason"] == "", answer["reason"], answer["latency"])
-    return Support(False, "the process that tried it did not answer", False)
+    code = "import json; from dpviz.ranks import link; print(json.dumps(link.found()))"
+    with sources.python(code, descriptors=[], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            answer = json.loads(process.communicate(timeout=PROBE_S)[0])
+        except (subprocess.TimeoutExpired, json.JSONDecodeError):
+            process.kill()
+            return Support(False, "the process that tried it gave no answer", False)
+    return Support(answer["reason"] == "", answer["reason"], answer["latency"])
 
 
 def found() -> dict:
