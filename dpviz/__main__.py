@@ -99,6 +99,8 @@ def run(arguments: list[str]) -> int:
     except RankError as error:
         print(f"{error.why}\n{error.report}" + (f"\n{error.traceback}" if error.traceback else ""), file=sys.stderr)
         return 1
+    if link and world_size > 1 and done.environment.link_gbps is None:
+        print(f"no link is possible here ({link.supported().reason}): the ranks talked over loopback", file=sys.stderr)
     if here.launcher() != "torchrun" or os.environ["RANK"] == "0":  # torchrun's ranks all have the Run; one may speak
         if out:
             done.save(out)
@@ -178,17 +180,14 @@ def _writable(path: str | None) -> Path | None:
 
 
 def _link(gbps: str | None, latency_us: str | None):
-    """Return the Link that was asked for, None where none was; where there can be none, say so and go on."""
+    """Return the Link that was asked for, None where none was."""
     if gbps is None and latency_us is None:
         return None
     from dpviz.ranks.link import GBPS, LATENCY_US, Link
 
     if gbps is None:
         raise ValueError("--link-latency-us was given without --link-gbps. Give the link's rate too.")
-    link = Link(gbps=GBPS.parse(gbps), latency_us=LATENCY_US.parse(latency_us or "0"))
-    if not (support := Link.supported()):
-        print(f"no link is possible here ({support.reason}): the ranks talk over the loopback", file=sys.stderr)
-    return link
+    return Link(gbps=GBPS.parse(gbps), latency_us=LATENCY_US.parse(latency_us or "0"))
 
 
 def _nothing_left(command: str, arguments: list[str]) -> None:

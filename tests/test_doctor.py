@@ -148,7 +148,7 @@ def test_this_machine_passes_on_real_ranks():
         "real ranks",
         "start of ranks",
         "bytes on the wire",
-        "own interfaces",
+        "links",
         "widgets",
         "jupyterlab",
         "browser tests",

@@ -59,13 +59,13 @@ def launch(
     Raises RankError (its `ranks` says whose fault), ValueError for a wrong argument, KeyboardInterrupt.
     """
     name, world_size = _checked(experiment, config, world_size, timeout)
-    check_link(link)
     on_print = on_print or (lambda rank, line: print(f"[rank {rank}] {line}"))
     on_record = on_record or (lambda rank, record: None)
     elsewhere = here.launcher()
     if elsewhere and link:
         raise WrongValue("a link was given, but these ranks are torchrun's, on their own network. Leave the link out.")
     if elsewhere or world_size == 1:
+        check_link(link)
         outcome, records = here.run(experiment, config, world_size=world_size, timeout=timeout, on_record=on_record)
         return _made(name, config, outcome, records, prints=[[] for _ in records], launcher=elsewhere or "in-process")
 
@@ -104,7 +104,11 @@ def start(
     thread.
     """
     name, world_size = _checked(experiment, config, world_size, timeout)
+    if isinstance(link, Link):
+        jobs.warm()  # the server imports torch while another process tries whether links are possible
     possible = check_link(link)
+    if world_size == 1:  # nobody to send to
+        link = possible = None
     records: list[list[Any]] = [[] for _ in range(world_size)]
     prints: list[list[str]] = [[] for _ in range(world_size)]
 
@@ -119,7 +123,12 @@ def start(
             on_print(rank, line)
 
     def conditions() -> dict[str, Any]:
-        return {"prints": prints, "launcher": "pool", "links": job.links, "no_link": bool(link and not possible)}
+        return {
+            "prints": prints,
+            "launcher": "pool",
+            "links": job.links,
+            "no_link": bool(link and not possible),
+        }
 
     def finish(outcome: Outcome) -> Run:
         return _made(name, config, outcome, records, **conditions())
@@ -139,7 +148,7 @@ def start(
         finish=finish,
         fail=fail,
         world_size=world_size,
-        link=possible if world_size > 1 else None,  # alone, a rank has nobody to send to
+        link=possible,
         timeout=timeout,
         on_record=keep,
         on_print=note,

@@ -121,7 +121,7 @@ class Rank:
         _flush()
         if not dist.is_initialized():
             raise ValueError("the experiment has destroyed the process group. Leave that to the launcher.")
-        issued = collectives.renumbered(self.recorder.since_last(), self.before)
+        issued = self.recorder.of_launch()
         place = {
             "line": None,
             "waits_in": None,
