@@ -1,7 +1,8 @@
-"""python -m dpviz list | run NAME | start | doctor
+"""python -m dpviz list | run NAME | plan | start | doctor
 
     python -m dpviz run equivalence --world-size 4 --accumulation-steps 2 --dtype float64 --json
     python -m dpviz run equivalence --world-size 4 --link-gbps 1 --json
+    python -m dpviz plan --params 7e9 --world-size 8 --memory-gb 80 --activations-gb 40 --json
     torchrun --standalone --nproc-per-node 4 -m dpviz run equivalence --world-size 4 --json
 
 A field of the experiment's Config is an option: accumulation_steps is --accumulation-steps 2, a boolean --average
@@ -121,16 +122,48 @@ def doctor(arguments: list[str]) -> int:
     return module.main(arguments)
 
 
-COMMANDS = {"list": list_questions, "run": run, "start": start, "doctor": doctor}
+def plan(arguments: list[str]) -> int:
+    """Print memory, traffic and time of each ZeRO stage and which to choose: modelled, no rank is started."""
+    from dpviz.questions.plan import Config
+
+    texts = _options(arguments)
+    if texts.pop("help", False) or texts.pop("h", False):
+        print("plan: Which ZeRO stage fits, and what does it cost? (modelled)\n" + "\n".join(_fields(Config)))
+        return 0
+    as_json = texts.pop("json", False)
+    answer = parse(Config, texts).answer()
+    print(json.dumps(answer) if as_json else _planned(answer))
+    return 0
+
+
+COMMANDS = {"list": list_questions, "run": run, "plan": plan, "start": start, "doctor": doctor}
 
 
 def _described(name: str) -> str:
     """Return the question and its fields, a line each."""
-    lines = [f"{name}: {questions.QUESTIONS[name][1]}"]
-    for field in fields_of(questions.config_class(name)):
-        option, default = field.name.replace("_", "-"), _written(field.default)
-        lines.append(f"  --{option:<20} {field.allowed()} (default {default}): {field.help}")
-    return "\n".join(lines)
+    return "\n".join([f"{name}: {questions.QUESTIONS[name][1]}", *_fields(questions.config_class(name))])
+
+
+def _fields(config_class: type) -> list[str]:
+    return [
+        f"  --{field.name.replace('_', '-'):<20} {field.allowed()} (default {_written(field.default)}): {field.help}"
+        for field in fields_of(config_class)
+    ]
+
+
+def _planned(answer: dict) -> str:
+    """Return the stages as a table, the choice and the reasons."""
+    row = "{:<8}{:>15}{:>12}{:>10}{:>7}{:>14}{:>13}"
+    lines = [row.format("", "model state GB", "memory GB", "free GB", "fits", "traffic GB", "step s")]
+    for stage in answer["stages"]:
+        gigabytes = [f"{stage[name]:.5g}" for name in ("model_state_gb", "memory_gb", "free_gb")]
+        times = f"{stage['step_s']:.3g}-{stage['step_exposed_s']:.3g}"
+        fits = "yes" if stage["fits"] else "no"
+        lines.append(row.format(stage["name"], *gigabytes, fits, f"{stage['traffic_gb']:.5g}", times))
+    choice = answer["stages"][answer["choice"]]["name"] if answer["choice"] is not None else "none"
+    lines += ["", f"choice: {choice}. {answer['why']}", *answer["notes"]]
+    lines += [f"\n{name}:\n{text}" for name, text in answer["settings"].items()]
+    return "\n".join(["Modelled, GB = 10^9 bytes; step s: communication hidden - not hidden", *lines])
 
 
 def _options(arguments: list[str]) -> dict[str, str]:

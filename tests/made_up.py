@@ -121,7 +121,7 @@ class Ranks:
         self.fault, self.open, self.lines, self.answer = fault, False, [], None
         self.came = threading.Condition()
 
-    def start(self, experiment, config, *, world_size, timeout, on_record, on_print) -> Job:
+    def start(self, experiment, config, *, world_size, link, timeout, on_record, on_print) -> Job:
         job = Job(world_size, config, on_record, on_print)
         for line in self.lines:
             on_print(0, line)

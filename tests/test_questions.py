@@ -55,6 +55,14 @@ def test_text_becomes_values():
     assert (config.accumulation_steps, config.average, config.lr, config.dtype) == (4, False, 0.01, "float64")
 
 
+def test_a_list_is_read_from_text_and_kept_as_a_tuple():
+    config_class = questions.config_class("all_reduce")
+    assert parse(config_class, {"sizes": "4096,100"}).sizes == (4096, 100) == config_class(sizes=[4096, 100]).sizes
+    for wrong in ("", "4096,", "4096/100", "1.5", "big"):
+        with pytest.raises(ValueError, match="a list of whole numbers from 1 to 268435456, such as 4096,65536"):
+            parse(config_class, {"sizes": wrong})
+
+
 @pytest.mark.parametrize("good", [1, 32, "4"])
 def test_world_sizes(good):
     assert check_world_size(good) == int(good)

@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Iterator
 
 from dpviz.records import COUNTED, MEASURED
 
@@ -57,11 +58,28 @@ class Counters:
         return sent, received
 
 
+def sent_by_connection() -> dict[tuple[str, str], int]:
+    """Return the bytes sent so far on each open connection, by its two ends, this process's first; nothing where the
+    kernel does not tell. The process at the other end knows the same connection by its ends the other way round.
+    """
+    if how() == COUNTED:
+        return {}
+    return {ends: _sent(info) for _, ends, info in _established()}
+
+
 def _connections(ignored_port: int | None) -> dict[int, tuple[int, int]]:
     """Return {inode: (bytes sent, bytes received)} of this process's established TCP connections, but those to or
     from that port.
     """
-    found = {}
+    return {
+        inode: (_sent(info), struct.unpack_from("Q", info, _RECEIVED)[0])
+        for inode, ends, info in _established()
+        if ignored_port not in (int(end.rpartition(":")[2]) for end in ends)
+    }
+
+
+def _established() -> Iterator[tuple[int, tuple[str, str], bytes]]:
+    """Yield (inode, (own end, other end), tcp_info) of this process's established TCP connections."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -69,18 +87,20 @@ def _connections(ignored_port: int | None) -> dict[int, tuple[int, int]]:
             with socket.socket(fileno=os.dup(int(name))) as connection:
                 if connection.type == socket.SOCK_STREAM and connection.family in (socket.AF_INET, socket.AF_INET6):
                     info = _drained(connection)
-                    if info[0] == _ESTABLISHED and ignored_port not in (
-                        connection.getsockname()[1],
-                        connection.getpeername()[1],
-                    ):
-                        sent, retransmitted = (struct.unpack_from("Q", info, at)[0] for at in (_SENT, _RETRANSMITTED))
-                        found[os.fstat(connection.fileno()).st_ino] = (
-                            sent - retransmitted,
-                            struct.unpack_from("Q", info, _RECEIVED)[0],
-                        )
+                    if info[0] == _ESTABLISHED:
+                        own, other = (f"{host}:{port}" for host, port, *_ in _ends(connection))
+                        yield os.fstat(connection.fileno()).st_ino, (own, other), info
         except OSError:  # closed while we looked
             continue
-    return found
+
+
+def _ends(connection: socket.socket) -> tuple[tuple, tuple]:
+    return connection.getsockname(), connection.getpeername()
+
+
+def _sent(info: bytes) -> int:
+    sent, retransmitted = (struct.unpack_from("Q", info, at)[0] for at in (_SENT, _RETRANSMITTED))
+    return sent - retransmitted
 
 
 def _drained(connection: socket.socket) -> bytes:

@@ -1,6 +1,7 @@
 """How a Config is declared, checked and read from text.
 
-A question's Config is a frozen dataclass whose fields are made by `whole`, `number`, `choice`, `flag` and `rows`.
+A question's Config is a frozen dataclass whose fields are made by `whole`, `number`, `choice`, `flag`, `numbers` and
+`rows`.
 From that one declaration come the check when it is made, the option of the command line, the control of a panel and
 the line of the documentation.
 """
@@ -27,10 +28,10 @@ DTYPES = ("float64", "float32", "bfloat16")
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """What is allowed in a field of a Config: `kind` is whole, number, choice, flag or rows.
+    """What is allowed in a field of a Config: `kind` is whole, number, choice, flag, list or rows.
 
-    `rows` is a list of lists of numbers, a list a rank; on a command line 10,30/60,100. It may be left out (None) where
-    its default is None. `low` and `high` bound each number.
+    `list` is a list of numbers; on a command line 4096,65536. `rows` is a list of lists of numbers, a list a rank; on a
+    command line 10,30/60,100. It may be left out (None) where its default is None. `low` and `high` bound each number.
     """
 
     name: str
@@ -47,17 +48,24 @@ class Field:
             return f"one of {', '.join(self.options)}"
         if self.kind == "flag":
             return "true or false"
+        what = "whole numbers" if self.integers else "numbers"
+        if self.kind == "list":
+            low, high = _written([self.low]), _written([self.high])
+            return f"a list of {what} from {low} to {high}, such as {_written(self.default)}"
         if self.kind == "rows":
-            what = "whole numbers" if self.integers else "numbers"
             return f"rows of {what} from {self.low:g} to {self.high:g}, rank by rank, such as 10,30/60,100"
         return f"{'a whole number' if self.integers else 'a number'} from {self.low:g} to {self.high:g}"
 
     def check(self, value: Any) -> Any:
-        """Return `value`: numbers as int or float, rows as a tuple of tuples. Raises ValueError with a sentence."""
+        """Return `value`: numbers as int or float, a list as a tuple, rows as a tuple of tuples. Raises ValueError with
+        a sentence.
+        """
         if self.kind == "rows" and value is None and self.default is None:
             return None
         if self.kind == "rows" and _is_rows(value) and all(self._is_allowed(number) for row in value for number in row):
             return tuple(tuple(number if self.integers else float(number) for number in row) for row in value)
+        if self.kind == "list" and isinstance(value, list | tuple) and value and all(map(self._is_allowed, value)):
+            return tuple(number if self.integers else float(number) for number in value)
         if self.kind in ("whole", "number") and self._is_allowed(value):
             return value if self.integers else float(value)
         if self.kind == "choice" and isinstance(value, str) and value in self.options:
@@ -74,6 +82,8 @@ class Field:
         try:
             if self.kind == "rows":
                 value = [[number(part) for part in row.split(",")] for row in text.split("/")]
+            elif self.kind == "list":
+                value = [number(part) for part in text.split(",")]
             elif self.kind in ("whole", "number"):
                 value = number(text)
             else:
@@ -110,6 +120,10 @@ def flag(default: bool, *, help: str) -> Any:
     return _declare(default, kind="flag", help=help)
 
 
+def numbers(default: Any, *, low: float, high: float, help: str, integers: bool = False) -> Any:
+    return _declare(tuple(default), kind="list", low=low, high=high, help=help, integers=integers)
+
+
 def rows(default: Any, *, low: float, high: float, help: str, integers: bool = False) -> Any:
     return _declare(default, kind="rows", low=low, high=high, help=help, integers=integers)
 
@@ -119,15 +133,20 @@ def _declare(default: Any, **allowed: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """Base of every Config: checks each field when made; `replace(config, field=value)` checks again."""
-
-    seed: int = whole(0, low=0, high=2**31 - 1, help="seed of parameters and of the order of the data")
-    dtype: str = choice("float32", DTYPES, help="type of parameters, gradients and what travels")
+class Checked:
+    """Checks each field when made; `replace(config, field=value)` checks again."""
 
     def __post_init__(self) -> None:
         for one in fields_of(type(self)):
             object.__setattr__(self, one.name, one.check(getattr(self, one.name)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question(Checked):
+    """Base of every experiment's Config."""
+
+    seed: int = whole(0, low=0, high=2**31 - 1, help="seed of parameters and of the order of the data")
+    dtype: str = choice("float32", DTYPES, help="type of parameters, gradients and what travels")
 
     def implied_world_size(self) -> int | None:
         """Return the number of ranks that the fields imply, None where they imply none."""
@@ -149,7 +168,7 @@ class Question:
         return {}
 
 
-def fields_of(config_class: type[Question]) -> list[Field]:
+def fields_of(config_class: type[Checked]) -> list[Field]:
     """Return the fields of a Config, its own first, then `dtype` and `seed`."""
     declared = [
         Field(name=f.name, default=f.default, **f.metadata["allowed"]) for f in dataclasses.fields(config_class)
@@ -157,7 +176,7 @@ def fields_of(config_class: type[Question]) -> list[Field]:
     return sorted(declared, key=lambda one: ("dtype", "seed").index(one.name) if one.name in ("dtype", "seed") else -1)
 
 
-def parse(config_class: type[Question], texts: dict[str, str]) -> Question:
+def parse(config_class: type[Checked], texts: dict[str, str]) -> Checked:
     """Make a Config from the texts of a command line. Raises ValueError with a sentence for an unknown field or a
     wrong value.
     """
@@ -178,6 +197,11 @@ WORLD_SIZE = Field(
 def check_world_size(value: Any) -> int:
     """Return the number of ranks, given as a number or as text. Raises ValueError with a sentence."""
     return WORLD_SIZE.parse(value) if isinstance(value, str) else WORLD_SIZE.check(value)
+
+
+def _written(values: Any) -> str:
+    """(4096, 65536) as it is written on a command line: 4096,65536."""
+    return ",".join(f"{value:.15g}" for value in values)
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""How many bytes a collective moves, and how long that takes at a given bandwidth.
+"""How many bytes a collective moves. How long that takes stands in `time`.
 
 Terms: k is the number of ranks, S the payload in bytes (what one rank hands to the collective, or for an all-gather
 what it holds afterwards). "Bytes" always means what one rank *sends*; over all ranks as much is received. Three layers:
@@ -48,6 +48,35 @@ def all_gather_bytes(payload, k):
     gloo's all_gather is this ring (measured).
     """
     return _rounded((_ranks(k) - 1) * _payload(payload), k)
+
+
+def zero_bytes(payload, k, *, stage, accumulation_steps=1, reduce="each", gradients="reduce_scatter"):
+    """Bytes a rank sends in one optimizer step of a ZeRO stage, P = `payload` being the bytes of the gradients and as
+    many of the parameters. In units of (k-1)/k * P, with K accumulation steps:
+
+        stage 0    2        one all-reduce
+        stage 1    2        a reduce-scatter, and the new parameters gathered; 3 with gradients="all_reduce", as
+                            torch's DDP with ZeroRedundancyOptimizer does
+        stage 2    K + 1    gradients stay divided only if each micro-batch's are reduced; 2 with reduce="last"
+        stage 3    3 K      parameters are gathered for forward and for backward; 2 K + 1 with reduce="last"
+
+    Source: Rajbhandari et al. (2020), section 7, for K = 1. 7e9 parameters in bfloat16 on 8 ranks: 24.5 GB for stages
+    0 to 2 and 36.75 GB for stage 3. Raises ValueError for an unknown stage or setting.
+    """
+    K = accumulation_steps
+    for name, value, known in (
+        ("stage", stage, (0, 1, 2, 3)),
+        ("reduce", reduce, ("each", "last")),
+        ("gradients", gradients, ("reduce_scatter", "all_reduce")),
+    ):
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(map(str, known))}")
+    reductions = K if reduce == "each" and stage >= 2 else 1
+    if stage <= 1:
+        times = 3 if stage == 1 and gradients == "all_reduce" else 2
+    else:
+        times = reductions + (1 if stage == 2 else 2 * K)
+    return _rounded(times * (_ranks(k) - 1) * _payload(payload), k)
 
 
 def broadcast_bytes(payload, k, *, root=0):
@@ -110,19 +139,6 @@ def gloo_all_reduce(elements, k, *, element_size):
         Sent(sum(mine), HEADER * (2 * messages[rank] + messages[(rank + 1) % k]))  # data comes from the next rank
         for rank, mine in enumerate(sent)
     ]
-
-
-def ring_all_reduce_seconds(payload, k, *, bytes_per_s, latency_s=0.0):
-    """Seconds of a ring all-reduce: 2 (k-1) steps of `latency_s` each, and its bytes at `bytes_per_s`.
-
-    Source: the alpha-beta model, as in Thakur, Rabenseifner and Gropp, "Optimization of collective communication
-    operations in MPICH" (2005). 7e9 parameters in bfloat16 on 8 ranks: 24.5 GB a rank, 0.49 s at 50 GB/s.
-    """
-    if not bytes_per_s > 0:
-        raise ValueError(f"bytes_per_s is {bytes_per_s}, but must be more than 0: 1 Gb/s is 1.25e8 bytes a second")
-    if not latency_s >= 0:
-        raise ValueError(f"latency_s is {latency_s}, but must be 0 or more seconds")
-    return 2 * (_ranks(k) - 1) * latency_s + ring_all_reduce_bytes(payload, k) / bytes_per_s
 
 
 def _ranks(k):

@@ -69,7 +69,7 @@ def _narrowed(one: Field, allowed, value) -> Field:
         if strange:
             raise ValueError(f"{one.name} has no option {strange[0]!r}. It must be {one.allowed()}.")
         limits["options"] = tuple(allowed)
-    elif allowed is not None and one.kind in ("whole", "number", "rows"):
+    elif allowed is not None and one.kind in ("whole", "number", "list", "rows"):
         if not (
             isinstance(allowed, list | tuple) and len(allowed) == 2 and all(isinstance(a, int | float) for a in allowed)
         ):
@@ -97,8 +97,9 @@ def _control(one: Field, value) -> w.Widget:
         return w.Checkbox(value, indent=False, layout=w.Layout(width="auto", margin="2px 16px 2px 4px"), **common)
     if one.kind == "rows" and value is not None:
         return Rows(one, value, description=label, tooltip=one.help)
-    if one.kind == "rows":  # nothing has no shape, so it is typed, as on a command line
-        return w.Text(continuous_update=False, layout=w.Layout(width=_room(label)), **common)
+    if one.kind in ("rows", "list"):  # of any length, so it is typed, as on a command line
+        text = _written([value]) if value else ""
+        return w.Text(text, continuous_update=False, layout=w.Layout(width=_room(label)), **common)
     return w.Dropdown(options=one.options, value=value, layout=w.Layout(width="auto"), **common)
 
 
@@ -131,7 +132,7 @@ def changed(config, values: dict):
     """
     known, fields = _fields(config), {name: value for name, value in values.items() if name not in OF_THE_LAUNCH}
     for name, value in fields.items():
-        if isinstance(value, str) and known[name].kind == "rows":
+        if isinstance(value, str) and known[name].kind in ("rows", "list"):
             fields[name] = known[name].parse(value) if value else None
     return dataclasses.replace(config, **fields) if fields else config
 
@@ -167,4 +168,4 @@ def _in_words(value) -> str:
 
 def _written(rows) -> str:
     """((10, 30), (60, 100)) as it is written on a command line: '10,30/60,100'."""
-    return "/".join(",".join(f"{number:g}" for number in row) for row in rows)
+    return "/".join(",".join(f"{number:.15g}" for number in row) for row in rows)
