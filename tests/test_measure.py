@@ -73,3 +73,17 @@ def test_a_digest_sees_one_bit():
 def test_a_sample_is_spread_over_all_tensors():
     assert fingerprint.sample([torch.arange(5.0), torch.arange(5.0, 15.0)]) == [0, 2, 4, 6, 8, 10, 12, 14]
     assert fingerprint.sample([torch.tensor(3.0)]) == [3.0]
+
+
+def test_messages_between_two_ranks_do_not_shift_the_numbers_of_collectives():
+    def talk(config):
+        if dist.get_rank() < 2:
+            dist.send(torch.ones(1), 1) if dist.get_rank() == 0 else dist.recv(torch.ones(1), 0)
+        for size in config:
+            dist.all_reduce(torch.ones(size))
+
+    launch(talk, (1, 2, 3), world_size=3)  # rank 2 has issued less than the others, and no collective less
+    again = launch(talk, (4, 5), world_size=3)
+    assert [[entry.number for entry in of_rank] for of_rank in again.collectives] == [[1, 2]] * 3
+    other_group = launch(talk, (6, 7, 8), world_size=2)
+    assert [[entry.number for entry in of_rank] for of_rank in other_group.collectives] == [[1, 2, 3]] * 2

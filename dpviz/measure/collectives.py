@@ -21,6 +21,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.seen = -1
+        self.number = 0  # of the default group's last collective in an earlier launch
 
     def since_last(self) -> list[Collective]:
         """Return the collectives issued since the last call, in order, as far back as the ring buffer reaches."""
@@ -29,15 +30,23 @@ class Recorder:
             self.seen = entries[-1][0]
         return [_collective(entry) for _, entry in entries]
 
+    def of_launch(self) -> list[Collective]:
+        """Return the same, those of the default group counted from 1 within the launch that ends here.
 
-def renumbered(entries: list[Collective], before: int) -> list[Collective]:
-    """Count those of the default group from 1 within a launch, when it had issued `before` of them earlier."""
-    group = dist.distributed_c10d._get_default_group().group_name
-    return [replace(entry, number=entry.number - before) if entry.group == group else entry for entry in entries]
+        By the recorder's own numbers: the group's also count messages from rank to rank, of which a rank may send more
+        than another.
+        """
+        entries, group = self.since_last(), dist.distributed_c10d._get_default_group().group_name
+        numbers = [entry.number for entry in entries if entry.group == group]
+        before = self.number if numbers and numbers[0] > self.number else 0  # a new group begins with 1
+        self.number = numbers[-1] if numbers else self.number
+        return [replace(e, number=e.number - before) if e.group == group else e for e in entries]
 
 
 def issued() -> int:
-    """Return how many collectives the default group has issued on this rank, 0 where there is none."""
+    """Return how many collectives the default group has issued on this rank, 0 where there is none. Messages from rank
+    to rank are counted, too.
+    """
     return dist.distributed_c10d._get_default_group()._get_sequence_number_for_group() if dist.is_initialized() else 0
 
 
