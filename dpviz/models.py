@@ -1,7 +1,8 @@
-"""The models: a perceptron, a small transformer and a single weight. Plain torch; nothing here knows of ranks.
+"""The models: two perceptrons, a small transformer and a single weight. Plain torch; nothing here knows of ranks.
 
 mlp          digits (n, 64) -> (n, 10): one hidden layer of 64. Text (n, 16) -> (n, 16, vocabulary): the same for every
              character, after an embedding.
+deep         digits or text, as mlp, through `layers` residual layers of `width`, which can be fetched one by one.
 transformer  a pre-norm block of width 32, two heads. Text: causal, one prediction a character. Digits: the eight
              rows of an image are eight tokens, and the mean over them is classified.
 weight       y = w * x, one parameter, w = 1 at the start; its loss is y itself, so its gradient the sum or mean of x.
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-NAMES = ("mlp", "transformer", "weight")
+NAMES = ("mlp", "deep", "transformer", "weight")
 NORMS = ("none", "layer", "batch")
 HIDDEN = 64  # of the perceptron
 WIDTH, HEADS = 32, 2  # of the transformer
@@ -48,6 +49,34 @@ class MLP(nn.Module):
     def forward(self, x):
         x = self.embedding(_as_input(x, self.head))
         return self.head(F.gelu(self.norm(self.hidden(x))))
+
+
+class Layer(nn.Module):
+    """x + out(gelu(hidden(x))), twice as wide inside."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.out(F.gelu(self.hidden(x)))
+
+
+class Deep(nn.Module):
+    """`layers` residual layers between an embedding and a head."""
+
+    def __init__(self, dataset, layers, width):
+        super().__init__()
+        embedding = nn.Embedding if dataset.name == "text" else nn.Linear
+        self.embedding = embedding(dataset.inputs, width)
+        self.layers = nn.ModuleList([Layer(width) for _ in range(layers)])
+        self.head = nn.Linear(width, dataset.outputs)
+
+    def forward(self, x):
+        x = self.embedding(_as_input(x, self.embedding))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
 
 
 class Block(nn.Module):
@@ -104,8 +133,9 @@ class Weight(nn.Module):
         return self.w * x.to(self.w.dtype).flatten()
 
 
-def build(name, dataset, *, norm="none", seed=0, dtype=torch.float32):
+def build(name, dataset, *, norm="none", seed=0, dtype=torch.float32, layers=4, width=64):
     """A new model for `dataset`: equal for equal arguments, whatever was drawn from the global random state before.
+    `layers` and `width` are those of "deep", which has no norm.
 
     The initial values are drawn in float32 and then cast: a float64 model starts exactly where the float32 one does.
     ValueError for an unknown name or norm, and for a pair that cannot work ("count" has no labels to learn).
@@ -114,8 +144,8 @@ def build(name, dataset, *, norm="none", seed=0, dtype=torch.float32):
         raise ValueError(f"model is {name!r}, but must be one of {', '.join(NAMES)}")
     if norm not in NORMS:
         raise ValueError(f"norm is {norm!r}, but must be one of {', '.join(NORMS)}")
-    if name == "weight" and norm != "none":
-        raise ValueError(f"norm is {norm!r}, but the model 'weight' has no hidden layer to normalise: use norm 'none'")
+    if name in ("weight", "deep") and norm != "none":
+        raise ValueError(f"norm is {norm!r}, but the model {name!r} has no layer to normalise: use norm 'none'")
     if name != "weight" and dataset.name == "count":
         raise ValueError(f"model is {name!r}, but the data 'count' has no labels: use the model 'weight'")
     default_dtype = torch.get_default_dtype()
@@ -123,10 +153,13 @@ def build(name, dataset, *, norm="none", seed=0, dtype=torch.float32):
         torch.manual_seed(seed)
         torch.set_default_dtype(torch.float32)
         try:
-            if name == "weight":
-                model = Weight()
-            else:
-                model = MLP(dataset, norm) if name == "mlp" else Transformer(dataset, norm)
+            makers = {
+                "weight": Weight,
+                "deep": lambda: Deep(dataset, layers, width),
+                "mlp": lambda: MLP(dataset, norm),
+                "transformer": lambda: Transformer(dataset, norm),
+            }
+            model = makers[name]()
         finally:
             torch.set_default_dtype(default_dtype)
     return model.to(dtype)
@@ -144,6 +177,14 @@ def loss(model, x, y, reduction="mean"):
     if out.ndim == 1:  # a Weight's: there is nothing to classify
         return out.mean() if reduction == "mean" else out.sum()
     return F.cross_entropy(out.flatten(0, -2), y.flatten(), reduction=reduction)
+
+
+def units(model):
+    """Return the model's layers, in the order in which forward uses them: what ZeRO and FSDP fetch one by one.
+    Parameters of the model itself belong to none.
+    """
+    children = [m for child in model.children() for m in (child if isinstance(child, nn.ModuleList) else [child])]
+    return [child for child in children if any(True for _ in child.parameters())]
 
 
 def _as_input(x, layer):

@@ -1,11 +1,15 @@
-"""What autograd keeps between forward and backward: a rank's activations."""
+"""What a rank holds: what autograd keeps between forward and backward (its activations), and every tensor over time."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class Kept:
@@ -37,3 +41,56 @@ def kept_for_backward(without: Iterable[torch.Tensor]) -> Iterator[Kept]:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         yield kept
+
+
+class Watch(TorchDispatchMode):
+    """Within `with Watch(...) as watch:` notes after each operation how many bytes this rank's tensors hold.
+
+    kinds      {name: tensors} of what is there already and is to be told apart, such as parameters; it may be counted
+               again by `mark`. A tensor made meanwhile is "other": activations, gradients not named, temporaries
+    samples    (seconds since the start, {name: bytes}) of every moment at which a total changed
+    peak       the largest total of them, in bytes
+
+    Storages are counted once, with the size they have now (freed ones shrink to nothing). What an operation needs only
+    within itself is not seen: these are tensors, not the process's memory.
+    """
+
+    def __init__(self, kinds: dict[str, Iterable[torch.Tensor]]) -> None:
+        super().__init__()
+        self.known: dict[int, tuple[StorageWeakRef, str]] = {}
+        self.samples: list[tuple[float, dict[str, int]]] = []
+        self.began = time.perf_counter()
+        for kind, tensors in kinds.items():
+            self.mark(kind, tensors)
+        self._sample()
+
+    @property
+    def peak(self) -> int:
+        return max(sum(held.values()) for _, held in self.samples)
+
+    def mark(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Count these tensors under this name from now on."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            self.known[storage._cdata] = (StorageWeakRef(storage), kind)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.known or self.known[storage._cdata][0].expired():
+                    self.known[storage._cdata] = (StorageWeakRef(storage), "other")
+        self._sample()
+        return result
+
+    def _sample(self) -> None:
+        held: dict[str, int] = {}
+        for key, (reference, kind) in list(self.known.items()):
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+            if storage is None:
+                del self.known[key]
+            else:
+                held[kind] = held.get(kind, 0) + storage.nbytes()
+        if not self.samples or self.samples[-1][1] != held:
+            self.samples.append((time.perf_counter() - self.began, held))

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 
-def exchange(outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+def exchange(outgoing, incoming):
     """Send to the next rank while receiving from the one before. Built in lesson 04."""
     rank, k = dist.get_rank(), dist.get_world_size()
     messages = [(dist.isend, outgoing, (rank + 1) % k), (dist.irecv, incoming, (rank - 1) % k)]
@@ -23,7 +23,7 @@ def exchange(outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
         request.wait()
 
 
-def reduce_scatter(tensor: torch.Tensor, *, exchange=exchange) -> torch.Tensor:
+def reduce_scatter(tensor, *, exchange=exchange):
     """Return this rank's chunk of the sum over ranks, flat. `tensor` stays as it is. Built in lesson 04."""
     rank, k = dist.get_rank(), dist.get_world_size()
     chunks = list(tensor.flatten().tensor_split(k))
@@ -35,7 +35,7 @@ def reduce_scatter(tensor: torch.Tensor, *, exchange=exchange) -> torch.Tensor:
     return chunks[rank]
 
 
-def all_gather(chunk: torch.Tensor, *, into: torch.Tensor | None = None, exchange=exchange) -> torch.Tensor:
+def all_gather(chunk, *, into=None, exchange=exchange):
     """Return the ranks' chunks end to end. They are equally long, unless the contiguous `into`, which is then filled,
     says how many elements there are in all. Built in lesson 04.
     """
@@ -49,12 +49,12 @@ def all_gather(chunk: torch.Tensor, *, into: torch.Tensor | None = None, exchang
     return whole
 
 
-def all_reduce(tensor: torch.Tensor, *, exchange=exchange) -> None:
+def all_reduce(tensor, *, exchange=exchange):
     """Replace the contiguous `tensor` by its sum over ranks. Built in lesson 04."""
     all_gather(reduce_scatter(tensor, exchange=exchange), into=tensor, exchange=exchange)
 
 
-def naive_all_reduce(tensor: torch.Tensor) -> None:
+def naive_all_reduce(tensor):
     """The same by way of rank 0: it receives every other rank's payload, adds them up, and sends the sum to each."""
     others = range(1, dist.get_world_size())
     if dist.get_rank() != 0:

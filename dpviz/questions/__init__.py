@@ -21,11 +21,14 @@ QUESTIONS = {
         "dpviz.experiments.accumulation:experiment",
         "What do K micro-batches cost, and how often must the ranks communicate?",
     ),
+    "all_reduce": ("dpviz.experiments.all_reduce:experiment", "What does a collective cost, in bytes and in seconds?"),
     "sampler": ("dpviz.experiments.sampler:experiment", "Which samples does each rank see?"),
     "clipping": (
         "dpviz.experiments.clipping:experiment",
         "In which order may gradients be averaged, clipped and unscaled?",
     ),
+    "buckets": ("dpviz.experiments.buckets:experiment", "How large should a bucket be?"),
+    "zero": ("dpviz.experiments.zero:experiment", "Who needs to hold what? Memory against traffic, stages 0 to 3"),
     "optimizer_state": (
         "dpviz.experiments.optimizer_state:experiment",
         "Which steps must be the same on every rank?",

@@ -1,0 +1,154 @@
+"""What trains a model under a ZeRO stage, by hand or by torch's classes: four ways behind the same three methods.
+
+micro_batch(x, y, last=...)   forward and backward of one of K micro-batches; returns its loss over K
+step()                        update the parameters
+held()                        {kind: tensors} of the model state that this rank holds now
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from dpviz import models
+from dpviz.parallel import ring, zero
+from dpviz.parallel.fsdp2_ring import use_reduce_scatter
+
+
+def make(config, model, *, stage):
+    """Return the engine of this stage and implementation for `model`, which it changes."""
+    if config.implementation == "by_hand":
+        return ByHand(config, model, stage)
+    return (Replicated if stage < 2 else FullySharded)(config, model, stage)
+
+
+def optimizer_of(config):
+    """Return an optimizer's class and arguments. Not foreach, which holds temporaries as large as all parameters."""
+    if config.optimizer == "sgd":
+        return torch.optim.SGD, {"lr": config.lr, "foreach": False}
+    return torch.optim.AdamW, {"lr": config.lr, "weight_decay": 0.0, "foreach": False}
+
+
+class ByHand:
+    """dpviz.parallel.zero."""
+
+    def __init__(self, config, model, stage):
+        kind, arguments = optimizer_of(config)
+        self.model, self.K = model, config.accumulation_steps
+        self.zero = zero.Zero(
+            model,
+            stage=stage,
+            optimizer=lambda parameters: kind(parameters, **arguments),
+            layers=models.units(model),
+            master_dtype=torch.float32 if config.mixed_precision else None,
+            max_norm=config.max_norm or None,
+            reduce_scatter=_into_shard if config.reduce_scatter == "ring" else zero.reduce_scatter,
+        )
+
+    def micro_batch(self, x, y, *, last):
+        loss = models.loss(self.model, x, y) / self.K
+        self.zero.backward(loss)
+        return loss.item()
+
+    def step(self):
+        self.zero.step()
+
+    def held(self):
+        return self.zero.held()
+
+    def sizes(self):
+        """Return the numbers of elements of what is divided one by one."""
+        return {"unit_sizes": [unit.whole.numel() - unit.padding for unit in self.zero.units]}
+
+
+def _into_shard(shard, whole):
+    shard.copy_(ring.reduce_scatter(whole))
+
+
+class OfTorch:
+    def __init__(self, config, model, optimizer):
+        self.K, self.max_norm, self.optimizer = config.accumulation_steps, config.max_norm, optimizer
+        self.parameters = list(model.parameters())
+
+    def step(self):
+        if self.max_norm:
+            nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def held(self):
+        state = [value for of_one in self.inner_optimizer().state.values() for value in of_one.values()]
+        return {
+            "parameters": [_local(parameter.detach()) for parameter in self.parameters],
+            "gradients": [_local(parameter.grad) for parameter in self.parameters if parameter.grad is not None],
+            "optimizer": [_local(value) for value in state if torch.is_tensor(value) and value.ndim],
+            "master": [],
+        }
+
+    def inner_optimizer(self):
+        return self.optimizer
+
+    def sizes(self):
+        return {"unit_sizes": [parameter.numel() for parameter in self.parameters]}
+
+
+def _local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Replicated(OfTorch):
+    """DDP; under stage 1 with ZeroRedundancyOptimizer, which gives each rank whole tensors to update."""
+
+    def __init__(self, config, model, stage):
+        kind, arguments = optimizer_of(config)
+        self.stage = stage
+        if stage == 0:
+            optimizer = kind(model.parameters(), **arguments)
+        else:
+            from torch.distributed.optim import ZeroRedundancyOptimizer  # a package that warns when it is imported
+
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), kind, **arguments)
+        super().__init__(config, model, optimizer)
+        self.model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+    def micro_batch(self, x, y, *, last):
+        with nullcontext() if last else self.model.no_sync():
+            loss = models.loss(self.model, x, y) / self.K
+            loss.backward()
+        return loss.item()
+
+    def inner_optimizer(self):
+        return self.optimizer.optim if self.stage == 1 else self.optimizer
+
+    def sizes(self):
+        mine = [p for group in self.inner_optimizer().param_groups for p in group["params"]]
+        return {**super().sizes(), "updated": sum(p.numel() for p in mine)}
+
+
+class FullySharded(OfTorch):
+    """FSDP2, each layer a group: stage 2 keeps a layer's parameters after forward, stage 3 frees them."""
+
+    def __init__(self, config, model, stage):
+        half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+        policy = {"mp_policy": half} if config.mixed_precision else {}
+        for layer in models.units(model):
+            fully_shard(layer, reshard_after_forward=stage == 3, **policy)
+        fully_shard(model, reshard_after_forward=stage == 3, **policy)
+        if config.reduce_scatter == "ring":
+            use_reduce_scatter(model, ring.reduce_scatter)
+        kind, arguments = optimizer_of(config)
+        self.model = model
+        super().__init__(config, model, kind(model.parameters(), **arguments))
+
+    def micro_batch(self, x, y, *, last):
+        loss = models.loss(self.model, x, y) / self.K
+        loss.backward()
+        return loss.item()
+
+    def sizes(self):
+        return {**super().sizes(), "sharded": sum(_local(p).numel() for p in self.parameters)}

@@ -1,0 +1,158 @@
+"""Who needs to hold what? One model trained under a ZeRO stage, by hand or by torch's classes, beside stage 0 and one
+process.
+
+    python -m dpviz run zero --stage 3 --world-size 4 --json
+
+Built in lesson 08.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dpviz import data, models
+from dpviz.experiments import engines
+from dpviz.experiments.equivalence import DTYPES, micro_batches, whole_batch
+from dpviz.measure.memory import Watch, kept_for_backward
+from dpviz.measure.meter import Meter
+from dpviz.questions.zero import Config
+from dpviz.records import Step
+
+__all__ = ["Config", "experiment"]
+
+
+def experiment(config):
+    """Train under the stage, then the same under stage 0. Yields a Step an update of the former."""
+    engine = engines.make(config, build(config), stage=config.stage)
+    account = Account(config, engine)
+    losses = []
+    for step in range(config.steps):
+        account.begin()
+        losses.append(train_step(config, engine, step, account.before_step))
+        account.end()
+        yield Step(step=step, loss=losses[-1])
+    plain = engines.make(replace(config, mixed_precision=by_hand(config)), build(config), stage=0)
+    return {
+        "losses": losses,
+        "losses_of_stage_0": [train_step(config, plain, step) for step in range(config.steps)],
+        "losses_of_single": one_process(config, build(config)) if dist.get_rank() == 0 else None,
+        "memory": over_a_step(config, engine),
+        "activation_bytes": activation_bytes(config, build(config)),
+        **account.report(),
+    }
+
+
+def train_step(config, engine, step, before_step=lambda: None):
+    """Go through this rank's K micro-batches of a step and update; return its loss."""
+    batches = micro_batches(config, step, dist.get_rank(), dist.get_world_size())
+    loss = sum(engine.micro_batch(x, y, last=number == len(batches)) for number, (x, y) in enumerate(batches, start=1))
+    before_step()
+    engine.step()
+    return loss
+
+
+def build(config):
+    """Return the model that every rank starts from."""
+    dtype = torch.bfloat16 if by_hand(config) else DTYPES[config.dtype]
+    sizes = {"layers": config.layers, "width": config.width}
+    model = models.build(config.model, data.load(config.data), seed=config.seed, dtype=dtype, **sizes)
+    if config.recompute:
+        for layer in models.units(model):
+            recompute(layer)
+    return model
+
+
+def by_hand(config):
+    """Whether mixed precision is ours, with bfloat16 parameters; FSDP2's keeps them in float32."""
+    return config.mixed_precision and config.implementation == "by_hand"
+
+
+def recompute(layer):
+    """Let the layer keep only its input for backward."""
+    forward = layer.forward
+    layer.forward = lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False)
+
+
+class Account:
+    """Notes bytes held, bytes sent and seconds of each step; it calls no collective."""
+
+    def __init__(self, config, engine):
+        self.config, self.engine, self.meter = config, engine, Meter()
+        self.seconds, self.sent, self.held, self.names = [], [], [], []
+
+    def begin(self):
+        self.meter.read()
+        self.began = time.perf_counter()
+
+    def before_step(self):
+        self.held.append({kind: distinct_bytes(tensors) for kind, tensors in self.engine.held().items()})
+
+    def end(self):
+        self.seconds.append(time.perf_counter() - self.began)
+        sent, issued = self.meter.read()
+        self.sent.append(sent)
+        self.names.append([entry.name for entry in issued])
+
+    def report(self):
+        names = self.names[-1]
+        return {
+            "bytes": self.held[-1],
+            "wire_bytes": self.sent[-1],
+            "seconds": self.seconds,
+            "median_s": statistics.median(self.seconds),
+            "collectives": {name: names.count(name) for name in sorted(set(names))},
+            **self.engine.sizes(),
+        }
+
+
+def distinct_bytes(tensors):
+    """Bytes of the storages of these tensors, those that share one counted once."""
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}.values())
+
+
+def over_a_step(config, engine):
+    """Return the bytes of all tensors over one more step: {"peak": ..., "times": [...], "held": {kind: [...]}}."""
+    batches = micro_batches(config, config.steps, dist.get_rank(), dist.get_world_size())
+    with Watch(engine.held()) as watch:
+        for number, (x, y) in enumerate(batches, start=1):
+            engine.micro_batch(x, y, last=number == len(batches))
+            watch.mark("gradients", engine.held()["gradients"])
+        engine.step()
+    kinds = sorted({kind for _, held in watch.samples for kind in held})
+    return {
+        "peak": watch.peak,
+        "times": [seconds for seconds, _ in watch.samples],
+        "held": {kind: [held.get(kind, 0) for _, held in watch.samples] for kind in kinds},
+    }
+
+
+def activation_bytes(config, model):
+    """Return what autograd keeps of one micro-batch between forward and backward, parameters and inputs aside."""
+    x, y = micro_batches(config, 0, dist.get_rank(), dist.get_world_size())[0]
+    with kept_for_backward(without=[*model.parameters(), x, y]) as kept:
+        models.loss(model, x, y)
+    return kept.bytes
+
+
+def one_process(config, model):
+    """Return the losses of one process that trains on the whole batch, in float64, with torch's own clipping."""
+    model = model.double()
+    kind, arguments = engines.optimizer_of(config)
+    update = kind(model.parameters(), **arguments)
+    losses = []
+    for step in range(config.steps):
+        update.zero_grad()
+        loss = models.loss(model, *whole_batch(config, step, dist.get_world_size()))
+        loss.backward()
+        if config.max_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), config.max_norm)
+        update.step()
+        losses.append(loss.item())
+    return losses

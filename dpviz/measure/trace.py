@@ -1,0 +1,161 @@
+"""When each bucket of gradients was ready, sent and done: hooks of autograd and DDP, and torch's profiler, on one
+clock.
+
+    ready    the last of its gradients has been computed on this rank (a hook of each parameter)
+    handed   DDP has handed it to gloo: that it does in the order of the index (DDP's communication hook)
+    start    one of gloo's threads, of which there are two, begins with its all-reduce (the profiler)
+    end      the all-reduce is finished (the same hook; by hand the profiler)
+    done     gradients hold the average (DDP's communication hook)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+MARK = "dpviz: one clock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """One bucket of one backward; times in seconds of time.perf_counter."""
+
+    index: int
+    bytes: int
+    ready_s: float
+    handed_s: float
+    start_s: float
+    end_s: float
+    done_s: float
+
+
+class BucketTrace:
+    """Follows the buckets of one model on this rank.
+
+        trace = BucketTrace(ddp)
+        with trace.backward():
+            loss.backward()
+        trace.buckets
+
+    It adds Python to each gradient and each bucket, so time an iteration without it. Its communication hook divides by
+    the number of ranks, as DDP does by itself. Attach it before the first backward, to see the first buckets too.
+
+    model    a DistributedDataParallel without a communication hook, or any model, its all-reduces made by hand
+    buckets  by hand: the lists of parameters that travel together, in the order of their all-reduces
+    """
+
+    def __init__(self, model: nn.Module, buckets: Sequence[Sequence[torch.Tensor]] | None = None) -> None:
+        self.by_hand = buckets
+        self.parameters = [*model.parameters()]
+        self.buckets: list[Bucket] = []
+        self.shares_memory = False  # gradients lie in the buckets' own memory
+        self.held_bytes = 0  # by gradients and buckets together, after backward
+        self._ready: dict[int, float] = {}  # of each parameter, by its id
+        self._seen: dict[int, tuple] = {}  # of each bucket: its parameters, its memory, when it was handed to gloo
+        self._done: dict[int, tuple[float, float]] = {}  # of each bucket: when it was summed, and divided
+        self._hooks = [one.register_post_accumulate_grad_hook(self._on_gradient) for one in self.parameters]
+        if buckets is None:
+            model.register_comm_hook(None, self._on_bucket)
+
+    def close(self) -> None:
+        """Let go of the model: parameters and hooks that know each other would stay until the next full collection."""
+        for hook in self._hooks:
+            hook.remove()
+        self.parameters, self.by_hand = [], self.by_hand and []
+        self._ready, self._seen = {}, {}
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        self._ready[id(parameter)] = time.perf_counter()
+
+    def _on_bucket(self, state, bucket):  # unannotated: torch compares annotations, and they would be strings here
+        handed, index, flat = time.perf_counter(), bucket.index(), bucket.buffer()
+        self._seen[index] = (bucket.parameters(), flat, handed)
+
+        def average(future: torch.futures.Future) -> torch.Tensor:
+            ended = time.perf_counter()
+            summed = future.value()[0].div_(dist.get_world_size())
+            self._done[index] = ended, time.perf_counter()
+            return summed
+
+        return dist.all_reduce(flat, async_op=True).get_future().then(average)
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Follow one backward, until its gradients hold the average; `buckets` then has its buckets, in order."""
+        self._ready, self._seen, self._done = {}, {}, {}
+        profiler = profile(activities=[ProfilerActivity.CPU])
+        with _quietly():
+            profiler.start()
+        with record_function(MARK):
+            begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            ended = time.perf_counter()
+            with _quietly():
+                profiler.stop()
+        sent = _sent(profiler, begun)
+        if self.by_hand is not None:
+            self._seen = {i: (bucket, None, None) for i, bucket in enumerate(self.by_hand)}
+        # One rank alone sends nothing; a bitmap of used parameters may follow the buckets
+        sent += [(ended, ended)] * (len(self._seen) - len(sent))
+        self.buckets = [self._bucket(index, *sent[index]) for index in sorted(self._seen)]
+        self._look_at_memory()
+
+    def _look_at_memory(self) -> None:
+        gradients = [p.grad.untyped_storage() for p in self.parameters if p.grad is not None]
+        flats = [flat.untyped_storage() for _, flat, _ in self._seen.values() if flat is not None]
+        held = {storage.data_ptr(): storage.nbytes() for storage in gradients + flats}
+        self.held_bytes = sum(held.values())
+        self.shares_memory = {one.data_ptr() for one in gradients} == {one.data_ptr() for one in flats}
+
+    def _bucket(self, index: int, start: float, end: float) -> Bucket:
+        parameters, flat, handed = self._seen[index]
+        handed = start if handed is None else handed
+        # Of a parameter that backward did not reach DDP sends zeros, and never waits for it
+        ready = max((self._ready[id(p)] for p in parameters if id(p) in self._ready), default=handed)
+        start = max(start, handed)
+        # The profiler sees the end after the hook has run
+        summed, divided = self._done.get(index, (end, end))
+        end = max(start, min(end, summed))
+        return Bucket(
+            index=index,
+            bytes=sum(p.nbytes for p in parameters) if flat is None else flat.nbytes,
+            ready_s=min(ready, handed),
+            handed_s=handed,
+            start_s=start,
+            end_s=end,
+            done_s=max(end, divided),
+        )
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep what the profiler's library says of its start and its stop, on the process's own stderr, to itself."""
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
+
+
+def _sent(profiler: profile, begun: float) -> list[tuple[float, float]]:
+    """Return (start, end) of each all-reduce, in the order of their starts, in seconds of time.perf_counter."""
+    events = profiler.profiler.kineto_results.events()
+    mark = next(event.start_ns() for event in events if event.name() == MARK)
+    return sorted(
+        (begun + (event.start_ns() - mark) / 1e9, begun + (event.end_ns() - mark) / 1e9)
+        for event in events
+        if event.name() == "gloo:all_reduce"
+    )
