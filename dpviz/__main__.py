@@ -124,7 +124,7 @@ def doctor(arguments: list[str]) -> int:
 
 def plan(arguments: list[str]) -> int:
     """Print memory, traffic and time of each ZeRO stage and which to choose: modelled, no rank is started."""
-    from dpviz.questions.plan import Config
+    from dpviz.planner import Config
 
     texts = _options(arguments)
     if texts.pop("help", False) or texts.pop("h", False):

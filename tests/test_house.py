@@ -22,6 +22,7 @@ OUTSIDE = {  # part of dpviz: what from outside it may not import, anywhere
     "predict": TORCH,
     "widgets": TORCH,
     "start": TORCH | WIDGETS,
+    "planner": TORCH | WIDGETS,
     "parallel": WIDGETS,
     "experiments": WIDGETS,
     "measure": WIDGETS,
@@ -48,6 +49,7 @@ INSIDE = {  # part of dpviz: the other parts it may import
     "panel": {"ranks", "records", "widgets", "questions", "figures"},
     "start": set(),
     "doctor": {"ranks", "measure", "records", "launch"},
+    "planner": {"questions", "theory"},
 }
 FREE = {"__init__", "__main__"}  # these two name the others
 
@@ -111,6 +113,7 @@ LIGHT = {
     "for p in pathlib.Path(list(f.__path__)[0]).glob('[!_]*.py'): importlib.import_module(f'dpviz.figures.{p.stem}')",
     "start": "import dpviz.start",
     "doctor": "import dpviz.doctor",
+    "plan": "from dpviz.__main__ import main; main(['plan'])",
     "panel and predict": "import dpviz.panel, dpviz.predict",
 }
 
@@ -127,7 +130,7 @@ def test_each_commands_help_imports_no_torch():
     script = (
         "import sys; from dpviz.__main__ import main\ntry: main([{command!r}, '--help'])\nexcept SystemExit: pass\n"
     )
-    for command in ("list", "run", "start", "doctor"):
+    for command in ("list", "run", "plan", "start", "doctor"):
         code = script.format(command=command) + "assert 'torch' not in sys.modules"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{command}: {done.stderr}"

@@ -152,9 +152,9 @@ def test_a_copied_model_in_double_is_the_reference_for_bfloat16():
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (("cnn", "digits"), "model is 'cnn', but must be one of mlp, transformer, weight"),
+        (("cnn", "digits"), "model is 'cnn', but must be one of mlp, deep, transformer, weight"),
         (("mlp", "digits", "group"), "norm is 'group', but must be one of none, layer, batch"),
-        (("weight", "count", "batch"), "no hidden layer to normalise"),
+        (("weight", "count", "batch"), "no layer to normalise"),
         (("mlp", "count"), "the data 'count' has no labels: use the model 'weight'"),
     ],
 )

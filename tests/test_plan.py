@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dpviz.__main__ import main
-from dpviz.questions.plan import Config
+from dpviz.planner import Config
 from dpviz.theory import traffic
 
 

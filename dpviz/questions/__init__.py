@@ -28,7 +28,7 @@ QUESTIONS = {
         "In which order may gradients be averaged, clipped and unscaled?",
     ),
     "buckets": ("dpviz.experiments.buckets:experiment", "How large should a bucket be?"),
-    "zero": ("dpviz.experiments.zero:experiment", "Who needs to hold what? Memory against traffic, stages 0 to 3"),
+    "zero": ("dpviz.experiments.zero:experiment", "Who needs to hold what, and what does it cost to fetch it?"),
     "optimizer_state": (
         "dpviz.experiments.optimizer_state:experiment",
         "Which steps must be the same on every rank?",
