@@ -238,13 +238,11 @@ def _told(done) -> str:
 def _written(value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return (
-        json.dumps(value)
-        if isinstance(value, dict | list)
-        else f"{value:.6g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, tuple):  # a list field's default, as it is given
+        return ",".join(map(_written, value))
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,8 @@ LIGHT = {
     "import dpviz": "import dpviz",
     "records": "import dpviz.records",
     "every question": "from dpviz import questions; [questions.config_class(name) for name in questions.QUESTIONS]",
-    "every theory": "import dpviz.theory.traffic",
+    "every theory": "import pathlib, importlib, dpviz.theory as t\n"
+    "for p in pathlib.Path(list(t.__path__)[0]).glob('[!_]*.py'): importlib.import_module(f'dpviz.theory.{p.stem}')",
     "list": "from dpviz.__main__ import main; main(['list'])",
     "help": "from dpviz.__main__ import main; main(['--help'])",
     "a wrong value": "from dpviz.__main__ import main; assert main(['run', 'equivalence', '--micro-batch', '0'])",

@@ -363,3 +363,15 @@ def test_an_experiment_that_does_not_fit_its_config_is_a_sentence():
     ):
         launch(rank_and_size, Config(), world_size=2)
     assert launch(rank_and_size, {"mine": 1}, world_size=2).config == {"mine": 1}
+
+
+def test_ranks_old_and_new_number_their_collectives_alike():
+    """More of them than the recorder keeps, in a group that ranks of an earlier one and a fresh one have joined."""
+
+    def many(count):
+        for i in range(count):
+            dist.all_reduce(torch.ones(1 + i % 7))
+
+    launch(many, 10, world_size=2)
+    run = launch(many, 400, world_size=3)
+    assert run.collectives[0][-1].number == run.collectives[2][-1].number == 400

@@ -306,3 +306,34 @@ def test_a_teardown_that_stalls_is_replaced_by_new_ranks(monkeypatch):
     began = time.monotonic()
     assert launch(total, world_size=2).results == [2.0] * 2
     assert 1 < time.monotonic() - began < 3
+
+
+def test_messages_between_two_ranks_do_not_count_as_collectives():
+    """Ranks 0 and 1 have exchanged five messages; rank 1 is the one that does not come."""
+
+    def late_after_messages(config):
+        rank = dist.get_rank()
+        for _ in range(5):
+            if rank == 0:
+                dist.send(torch.ones(3), 1)
+            elif rank == 1:
+                dist.recv(torch.ones(3), 0)
+        if rank == 1:
+            time.sleep(60)
+        dist.all_reduce(torch.ones(2))
+
+    with pytest.raises(dpviz.RankError, match="rank 1 did not come to collective 1") as caught:
+        launch(late_after_messages, world_size=4, timeout=1)
+    assert caught.value.ranks == [1]
+
+
+def test_ranks_that_all_send_first_are_told_so():
+    def all_send(config):
+        rank, k = dist.get_rank(), dist.get_world_size()
+        dist.all_reduce(torch.ones(2))
+        dist.send(torch.ones(5), (rank + 1) % k)
+        dist.recv(torch.ones(5), (rank - 1) % k)
+
+    with pytest.raises(dpviz.RankError, match="ranks 0, 1 and 2 waited too long in send") as caught:
+        launch(all_send, world_size=3, timeout=1)
+    assert "waited in send for another rank, after 1 collective" in caught.value.report

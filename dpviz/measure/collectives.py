@@ -30,6 +30,10 @@ class Recorder:
             self.seen = entries[-1][0]
         return [_collective(entry) for _, entry in entries]
 
+    def begin_group(self) -> None:
+        """There is a new default group, whose collectives are numbered from 1."""
+        self.number = 0
+
     def of_launch(self) -> list[Collective]:
         """Return the same, those of the default group counted from 1 within the launch that ends here.
 
@@ -38,8 +42,7 @@ class Recorder:
         """
         entries, group = self.since_last(), dist.distributed_c10d._get_default_group().group_name
         numbers = [entry.number for entry in entries if entry.group == group]
-        before = self.number if numbers and numbers[0] > self.number else 0  # a new group begins with 1
-        self.number = numbers[-1] if numbers else self.number
+        before, self.number = self.number, numbers[-1] if numbers else self.number
         return [replace(e, number=e.number - before) if e.group == group else e for e in entries]
 
 
@@ -50,10 +53,15 @@ def issued() -> int:
     return dist.distributed_c10d._get_default_group()._get_sequence_number_for_group() if dist.is_initialized() else 0
 
 
-def last() -> Collective | None:
-    """Return the last collective that this rank issued in any group, None where there was none."""
-    entries = _entries()
-    return _collective(entries[-1]) if entries else None
+def reached() -> tuple[int, Collective | None]:
+    """Return the number of the default group's last collective (0 where there was none: messages between two ranks
+    are not counted), and the last collective of any group.
+    """
+    if not dist.is_initialized():
+        return 0, None
+    group, entries = dist.distributed_c10d._get_default_group().group_name, [_collective(e) for e in _entries()]
+    numbers = [entry.number for entry in entries if entry.group == group]
+    return numbers[-1] if numbers else 0, entries[-1] if entries else None
 
 
 def _entries() -> list[dict]:

@@ -32,6 +32,9 @@ _SAME_EVERYWHERE = {
 }
 
 
+_MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")  # from one rank to another
+
+
 @dataclass
 class Account:
     """What is known of one rank at the end: where it is, what it raised, whether it returned, how its process ended."""
@@ -64,6 +67,12 @@ class Account:
     def last(self) -> Any:
         return self.place and self.place["last"]
 
+    @property
+    def awaits(self) -> str:
+        """The function in which it waits for another rank's message, "" where it waits in a collective."""
+        waits_in = self.place and self.place["waits_in"]
+        return waits_in if waits_in in _MESSAGES else ""
+
     def how_it_ended(self) -> str:
         if self.code is None:
             return "ended"
@@ -83,6 +92,8 @@ class Account:
             return f"returned, after {_count(self.issued)}"
         if self.raised:
             return f"raised {self.kind}{at}"
+        if self.awaits and not self.asleep:
+            return f"waited in {self.awaits} for another rank, after {_count(self.issued)}{at}"
         if self.suffered:
             return f"lost the others in {self.last} (collective {self.issued}){at}"
         if self.asleep:
@@ -157,6 +168,8 @@ def _guilty(accounts: list[Account], silent_s: float | None) -> tuple[list[int],
     if len(lasts) == len(accounts) and (different := _minority(lasts)):  # else it was one in a group of some ranks
         return different, _different(accounts, different)
     waiting = where(lambda a: not a.returned) or list(range(len(accounts)))
+    if message := next((account.awaits for account in accounts if account.awaits), ""):
+        return waiting, f"{ranks(waiting)} waited too long in {message}, for each other's messages"
     return waiting, f"{ranks(waiting)} waited too long in {next(iter(lasts.values()), 'a collective')}"
 
 

@@ -78,7 +78,7 @@ class Link:
         return Support(False, reason, False) if reason else _tried()
 
     def __str__(self) -> str:
-        return f"link {self.gbps:g} Gb/s" + (f", {self.latency_us:g} µs" if self.latency_us else "")
+        return f"link {self.gbps:.3g} Gb/s" + (f", {self.latency_us:g} µs" if self.latency_us else "")
 
 
 def check(link: object) -> Link | None:

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import warnings
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import torch
@@ -90,7 +91,8 @@ class Rank:
                 getattr(self, kind)(*arguments)
             except BaseException as error:  # SystemExit and KeyboardInterrupt too: a missing result must be an error
                 _flush()
-                self.send("error", type(error).__name__, str(error), travel.frames_of(error), where(self.before))
+                frames = travel.frames_of(error)
+                self.send("error", type(error).__name__, str(error), frames, where(self.before, frames))
 
     def join(self, rank: int, world_size: int, store: str, timeout: float, on_link: bool) -> None:
         tempfile.tempdir = os.path.dirname(store)  # what is left there goes when the server does
@@ -98,6 +100,7 @@ class Rank:
             dist.destroy_process_group()
         self.move(on_link)
         join_group(rank, world_size, store, timeout)
+        self.recorder.begin_group()
         self.send("joined")
 
     def move(self, on_link: bool) -> None:
@@ -115,7 +118,7 @@ class Rank:
         self.forget()
         dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout))
         seeds.reset()
-        self.before = collectives.issued()
+        self.before = self.recorder.number
         threads = threading.active_count()
         result = run(*travel.loads(payload), on_record=lambda record: self.send_back("record", record))
         _flush()
@@ -125,7 +128,7 @@ class Rank:
         place = {
             "line": None,
             "waits_in": None,
-            "issued": collectives.issued() - self.before,
+            "issued": self.recorder.number - self.before,
             "last": issued[-1] if issued else None,
             "threads": threading.active_count() - threads,
         }
@@ -179,20 +182,28 @@ def run(experiment, config, *, on_record):
         on_record(record)
 
 
-def where(before: int) -> dict:
-    """Return where the main thread is: the innermost line of the user's, the collective it waits in, how many were
-    issued in this launch (the group had issued `before` of them earlier), the last one.
+def where(before: int, frames: list[travel.Frame] | None = None) -> dict:
+    """Return where the main thread is, or where it was when an error with these frames, outermost first, was raised:
+    the innermost line of the user's, the function of torch.distributed it waits in, how many collectives were issued in
+    this launch (the group had issued `before` of them earlier), the last one.
     """
-    frame = sys._current_frames().get(threading.main_thread().ident)
     waits_in = line = None
-    while frame is not None and line is None:
-        file, function = frame.f_code.co_filename, frame.f_code.co_name
-        if travel.is_users(file):
-            line = (file, frame.f_lineno, function)
-        elif f"torch{os.sep}distributed" in file and function != "wrapper":
-            waits_in = function
+    for frame in reversed(frames) if frames is not None else _main_thread():
+        if travel.is_users(frame[0]):
+            line = frame
+            break
+        if f"torch{os.sep}distributed" in frame[0] and frame[2] != "wrapper":
+            waits_in = frame[2]
+    number, last = collectives.reached()
+    return {"line": line, "waits_in": waits_in, "issued": max(0, number - before), "last": last}
+
+
+def _main_thread() -> Iterator[travel.Frame]:
+    """Yield the frames of the main thread as it is now, innermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
-    return {"line": line, "waits_in": waits_in, "issued": collectives.issued() - before, "last": collectives.last()}
 
 
 def _flush() -> None:
