@@ -3,6 +3,10 @@
 micro_batch(x, y, last=...)   forward and backward of one of K micro-batches; returns its loss over K
 step()                        update the parameters
 held()                        {kind: tensors} of the model state that this rank holds now
+gathered()                    whole parameters of which this rank keeps a shard: they hold memory while they are used
+leaves()                      the tensors that autograd brings gradients to
+sizes()                       numbers of elements of what is divided one by one, and what this rank got of it
+ring                          counts what its reduce-scatter sends
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from contextlib import nullcontext
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,20 +38,42 @@ def optimizer_of(config):
     return torch.optim.AdamW, {"lr": config.lr, "weight_decay": 0.0, "foreach": False}
 
 
+class Ring:
+    """A ring's reduce-scatter that counts: torch records collectives, and no messages from rank to rank."""
+
+    def __init__(self):
+        self.calls = self.sent = 0
+
+    def reduce_scatter(self, whole):
+        self.calls += 1
+        return ring.reduce_scatter(whole, exchange=self._exchange)
+
+    def into_shard(self, shard, whole):
+        shard.copy_(self.reduce_scatter(whole))
+
+    def read(self):
+        """Return (calls, bytes sent) since the last reading."""
+        calls, sent, self.calls, self.sent = self.calls, self.sent, 0, 0
+        return calls, sent
+
+    def _exchange(self, outgoing, incoming):
+        self.sent += outgoing.nbytes
+        ring.exchange(outgoing, incoming)
+
+
 class ByHand:
     """dpviz.parallel.zero."""
 
     def __init__(self, config, model, stage):
         kind, arguments = optimizer_of(config)
-        self.model, self.K = model, config.accumulation_steps
-        self.zero = zero.Zero(
+        self.model, self.K, self.stage, self.ring = model, config.accumulation_steps, stage, Ring()
+        self.zero = zero.STAGES[stage](
             model,
-            stage=stage,
             optimizer=lambda parameters: kind(parameters, **arguments),
             layers=models.units(model),
             master_dtype=torch.float32 if config.mixed_precision else None,
             max_norm=config.max_norm or None,
-            reduce_scatter=_into_shard if config.reduce_scatter == "ring" else zero.reduce_scatter,
+            reduce_scatter=self.ring.into_shard if config.reduce_scatter == "ring" else zero.reduce_scatter,
         )
 
     def micro_batch(self, x, y, *, last):
@@ -61,19 +87,20 @@ class ByHand:
     def held(self):
         return self.zero.held()
 
+    def gathered(self):
+        return [unit.whole for unit in self.zero.units] if self.stage == 3 else []
+
+    def leaves(self):
+        return [parameter for unit in self.zero.trained for parameter in unit.parameters]
+
     def sizes(self):
-        """Return the numbers of elements of what is divided one by one."""
         return {"unit_sizes": [unit.whole.numel() - unit.padding for unit in self.zero.units]}
-
-
-def _into_shard(shard, whole):
-    shard.copy_(ring.reduce_scatter(whole))
 
 
 class OfTorch:
     def __init__(self, config, model, optimizer):
         self.K, self.max_norm, self.optimizer = config.accumulation_steps, config.max_norm, optimizer
-        self.parameters = list(model.parameters())
+        self.parameters, self.ring = list(model.parameters()), Ring()
 
     def step(self):
         if self.max_norm:
@@ -82,22 +109,33 @@ class OfTorch:
         self.optimizer.zero_grad()
 
     def held(self):
-        state = [value for of_one in self.inner_optimizer().state.values() for value in of_one.values()]
         return {
-            "parameters": [_local(parameter.detach()) for parameter in self.parameters],
-            "gradients": [_local(parameter.grad) for parameter in self.parameters if parameter.grad is not None],
-            "optimizer": [_local(value) for value in state if torch.is_tensor(value) and value.ndim],
+            "parameters": [local(parameter.detach()) for parameter in self.parameters],
+            "gradients": [local(parameter.grad) for parameter in self.parameters if parameter.grad is not None],
+            "optimizer": state_tensors(self.inner_optimizer()),
             "master": [],
         }
 
     def inner_optimizer(self):
         return self.optimizer
 
+    def gathered(self):
+        return []
+
+    def leaves(self):
+        return self.parameters
+
     def sizes(self):
         return {"unit_sizes": [parameter.numel() for parameter in self.parameters]}
 
 
-def _local(tensor):
+def state_tensors(optimizer):
+    """Return what an optimizer remembers of each parameter, its counter of steps aside."""
+    state = [value for of_one in optimizer.state.values() for value in of_one.values()]
+    return [local(value) for value in state if torch.is_tensor(value) and value.ndim]
+
+
+def local(tensor):
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -127,7 +165,7 @@ class Replicated(OfTorch):
 
     def sizes(self):
         mine = [p for group in self.inner_optimizer().param_groups for p in group["params"]]
-        return {**super().sizes(), "updated": sum(p.numel() for p in mine)}
+        return {**super().sizes(), "updated": [p.numel() for p in mine]}
 
 
 class FullySharded(OfTorch):
@@ -139,16 +177,29 @@ class FullySharded(OfTorch):
         for layer in models.units(model):
             fully_shard(layer, reshard_after_forward=stage == 3, **policy)
         fully_shard(model, reshard_after_forward=stage == 3, **policy)
-        if config.reduce_scatter == "ring":
-            use_reduce_scatter(model, ring.reduce_scatter)
         kind, arguments = optimizer_of(config)
         self.model = model
         super().__init__(config, model, kind(model.parameters(), **arguments))
+        if config.reduce_scatter == "ring":
+            use_reduce_scatter(model, self.ring.reduce_scatter)
 
     def micro_batch(self, x, y, *, last):
         loss = models.loss(self.model, x, y) / self.K
         loss.backward()
         return loss.item()
 
+    def gathered(self):
+        return [whole for one in of_fsdp2(self.model) for whole in one.all_gather_outputs]
+
+    def leaves(self):
+        return [one._unsharded_param for one in of_fsdp2(self.model)]  # there from the first step on
+
     def sizes(self):
-        return {**super().sizes(), "sharded": sum(_local(p).numel() for p in self.parameters)}
+        return {**super().sizes(), "shapes": [list(p.shape) for p in self.parameters]}
+
+
+def of_fsdp2(model):
+    """Return FSDP2's own notes on each parameter: private, and nothing else tells what it gathers."""
+    wrapped = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [module._get_fsdp_state()._fsdp_param_group for module in wrapped]
+    return [one for group in groups if group for one in group.fsdp_params]

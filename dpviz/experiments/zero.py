@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -20,10 +21,11 @@ from torch.utils.checkpoint import checkpoint
 from dpviz import data, models
 from dpviz.experiments import engines
 from dpviz.experiments.equivalence import DTYPES, micro_batches, whole_batch
-from dpviz.measure.memory import Watch, kept_for_backward
+from dpviz.measure import wire
+from dpviz.measure.memory import Watch, distinct_bytes, kept_for_backward
 from dpviz.measure.meter import Meter
 from dpviz.questions.zero import Config
-from dpviz.records import Step
+from dpviz.records import COUNTED, Step
 
 __all__ = ["Config", "experiment"]
 
@@ -38,14 +40,23 @@ def experiment(config):
         losses.append(train_step(config, engine, step, account.before_step))
         account.end()
         yield Step(step=step, loss=losses[-1])
+    return {"losses": losses, **account.report(), **references(config), "memory": over_a_step(config, engine)}
+
+
+def references(config):
+    """Return losses and seconds of the same training under stage 0; on rank 0 the losses of one process on the whole
+    batch; and the bytes that autograd keeps of a micro-batch, which no stage divides.
+    """
     plain = engines.make(replace(config, mixed_precision=by_hand(config)), build(config), stage=0)
+    losses, ends = [], [time.perf_counter()]
+    for step in range(config.steps):
+        losses.append(train_step(config, plain, step))
+        ends.append(time.perf_counter())
     return {
-        "losses": losses,
-        "losses_of_stage_0": [train_step(config, plain, step) for step in range(config.steps)],
+        "losses_of_stage_0": losses,
+        "seconds_of_stage_0": [end - begin for begin, end in pairwise(ends)],
         "losses_of_single": one_process(config, build(config)) if dist.get_rank() == 0 else None,
-        "memory": over_a_step(config, engine),
         "activation_bytes": activation_bytes(config, build(config)),
-        **account.report(),
     }
 
 
@@ -89,6 +100,7 @@ class Account:
 
     def begin(self):
         self.meter.read()
+        self.engine.ring.read()
         self.began = time.perf_counter()
 
     def before_step(self):
@@ -97,8 +109,10 @@ class Account:
     def end(self):
         self.seconds.append(time.perf_counter() - self.began)
         sent, issued = self.meter.read()
-        self.sent.append(sent)
-        self.names.append([entry.name for entry in issued])
+        calls, sent_by_ring = self.engine.ring.read()
+        self.sent.append(sent + (sent_by_ring if wire.how() == COUNTED else 0))
+        names = [entry.name.removeprefix("_").removesuffix("_base") for entry in issued]
+        self.names.append(names + ["reduce_scatter"] * calls)
 
     def report(self):
         names = self.names[-1]
@@ -112,25 +126,23 @@ class Account:
         }
 
 
-def distinct_bytes(tensors):
-    """Bytes of the storages of these tensors, those that share one counted once."""
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}.values())
-
-
 def over_a_step(config, engine):
     """Return the bytes of all tensors over one more step: {"peak": ..., "times": [...], "held": {kind: [...]}}."""
     batches = micro_batches(config, config.steps, dist.get_rank(), dist.get_world_size())
-    with Watch(engine.held()) as watch:
+    watch = Watch({"gathered": engine.gathered(), **engine.held()})
+
+    def came(gradient):  # whole, on its way to be reduced; those before it have left their shards by now
+        watch.mark("gradients", [gradient, *engine.held()["gradients"]])
+
+    handles = [leaf.register_hook(came) for leaf in engine.leaves()]
+    with watch:
         for number, (x, y) in enumerate(batches, start=1):
             engine.micro_batch(x, y, last=number == len(batches))
             watch.mark("gradients", engine.held()["gradients"])
         engine.step()
-    kinds = sorted({kind for _, held in watch.samples for kind in held})
-    return {
-        "peak": watch.peak,
-        "times": [seconds for seconds, _ in watch.samples],
-        "held": {kind: [held.get(kind, 0) for _, held in watch.samples] for kind in kinds},
-    }
+    for handle in handles:
+        handle.remove()
+    return watch.over_time()
 
 
 def activation_bytes(config, model):

@@ -34,6 +34,17 @@ class Recorder:
         """There is a new default group, whose collectives are numbered from 1."""
         self.number = 0
 
+    def reached(self) -> tuple[int, Collective | None]:
+        """Return how many collectives the default group has issued in this launch, by the number of the last one
+        (messages between two ranks are not counted), and the launch's last collective in any group.
+        """
+        if not dist.is_initialized():
+            return 0, None
+        group = dist.distributed_c10d._get_default_group().group_name
+        entries = [_collective(entry) for entry in _entries() if entry["record_id"] > self.seen]
+        numbers = [entry.number for entry in entries if entry.group == group]
+        return numbers[-1] - self.number if numbers else 0, entries[-1] if entries else None
+
     def of_launch(self) -> list[Collective]:
         """Return the same, those of the default group counted from 1 within the launch that ends here.
 
@@ -51,17 +62,6 @@ def issued() -> int:
     to rank are counted, too.
     """
     return dist.distributed_c10d._get_default_group()._get_sequence_number_for_group() if dist.is_initialized() else 0
-
-
-def reached() -> tuple[int, Collective | None]:
-    """Return the number of the default group's last collective (0 where there was none: messages between two ranks
-    are not counted), and the last collective of any group.
-    """
-    if not dist.is_initialized():
-        return 0, None
-    group, entries = dist.distributed_c10d._get_default_group().group_name, [_collective(e) for e in _entries()]
-    numbers = [entry.number for entry in entries if entry.group == group]
-    return numbers[-1] if numbers else 0, entries[-1] if entries else None
 
 
 def _entries() -> list[dict]:

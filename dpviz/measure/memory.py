@@ -47,12 +47,13 @@ class Watch(TorchDispatchMode):
     """Within `with Watch(...) as watch:` notes after each operation how many bytes this rank's tensors hold.
 
     kinds      {name: tensors} of what is there already and is to be told apart, such as parameters; it may be counted
-               again by `mark`. A tensor made meanwhile is "other": activations, gradients not named, temporaries
+               again by `mark`. What autograd keeps for backward is "activations", every other tensor that is made
+               meanwhile "other": buffers of messages, temporaries, what an operation has just returned
     samples    (seconds since the start, {name: bytes}) of every moment at which a total changed
     peak       the largest total of them, in bytes
 
     Storages are counted once, with the size they have now (freed ones shrink to nothing). What an operation needs only
-    within itself is not seen: these are tensors, not the process's memory.
+    within itself is not seen: these are tensors, not the process's memory. Of a DTensor the local tensor is counted.
     """
 
     def __init__(self, kinds: dict[str, Iterable[torch.Tensor]]) -> None:
@@ -68,13 +69,39 @@ class Watch(TorchDispatchMode):
     def peak(self) -> int:
         return max(sum(held.values()) for _, held in self.samples)
 
+    def over_time(self) -> dict:
+        """Return {"peak": bytes, "times": [seconds], "held": {kind: [bytes]}}, for a figure."""
+        kinds = sorted({kind for _, held in self.samples for kind in held})
+        return {
+            "peak": self.peak,
+            "times": [seconds for seconds, _ in self.samples],
+            "held": {kind: [held.get(kind, 0) for _, held in self.samples] for kind in kinds},
+        }
+
     def mark(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
         """Count these tensors under this name from now on."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self.known[storage._cdata] = (StorageWeakRef(storage), kind)
 
+    def __enter__(self):
+        self.saving = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        self.saving.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.saving.__exit__(*error)
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        _, kind = self.known.get(tensor.untyped_storage()._cdata, (None, "other"))
+        if kind == "other":
+            self.mark("activations", [tensor])
+        return tensor
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a DTensor claims the bytes of the whole: let it act, and see what its parts do
         result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
@@ -94,3 +121,8 @@ class Watch(TorchDispatchMode):
                 held[kind] = held.get(kind, 0) + storage.nbytes()
         if not self.samples or self.samples[-1][1] != held:
             self.samples.append((time.perf_counter() - self.began, held))
+
+
+def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the storages of these tensors, those that share one counted once."""
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}.values())

@@ -29,6 +29,7 @@ QUESTIONS = {
     ),
     "buckets": ("dpviz.experiments.buckets:experiment", "How large should a bucket be?"),
     "zero": ("dpviz.experiments.zero:experiment", "Who needs to hold what, and what does it cost to fetch it?"),
+    "fsdp": ("dpviz.experiments.fsdp:experiment", "Gather, use, scatter: can the loan hide behind the reading?"),
     "optimizer_state": (
         "dpviz.experiments.optimizer_state:experiment",
         "Which steps must be the same on every rank?",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import Any
@@ -51,43 +52,51 @@ class Config(Question):
 
         bytes_per_rank            {parameters, gradients, optimizer, master} of each rank, the tensors' own sizes,
                                   after backward and before the step; counters of steps are left out
-        bytes_predicted           the same by what is divided and how (whole tensors by ZeroRedundancyOptimizer)
-        formula_bytes             the stage's formula for N parameters, without padding; padding_bytes what that adds
+        bytes_predicted           the same by what is divided and how: units by hand, whole tensors by
+                                  ZeroRedundancyOptimizer, rows of each parameter by FSDP2
+        formula_bytes             the formula for N parameters; padding_bytes what padding adds, over all ranks. FSDP2
+                                  frees all parameters after backward: stage 2 is then held as stage 3 is
         parameters                N;  payload_bytes P, the bytes of the gradients as they travel
         wire_bytes                what each rank sent in the last step; wire_bytes_predicted by the formula;
-                                  framing_bytes_predicted the headers of gloo's messages beside it, None where the
-                                  class does not say what it sends; wire_over_payload without these headers, over P
+                                  framing_bytes_predicted the headers of gloo's messages beside it;
+                                  wire_over_payload the mean over ranks without these headers, over P
+        collectives               {name: calls} of a step; a reduce-scatter by the ring counts as one
         max_difference_from_stage_0      of the losses, over ranks and steps; max_difference_from_single: of their mean
                                   from the loss of one process on the whole batch, in float64
         peak_bytes                of all tensors of a rank within a step, by kind and moment in results' "memory"
         activation_bytes          what autograd keeps of one micro-batch for its backward
-        seconds                   {median, min, max} of a step, over ranks and steps but the first
+        seconds                   {median, min, max} of a step, over ranks and steps but the first;
+                                  times_stage_0 the median over that of stage 0 in the same launch
         """
         config, k = Config(**run.config), run.environment.world_size
         results = run.results
         each = bytes_a_parameter(config)
         N = sum(results[0]["unit_sizes"])
         held = [result["bytes"] for result in results]
-        formula = memory.model_state(N, k, stage=config.stage, each=each)
+        frees_all = config.implementation == "torch" and config.stage == 2  # FSDP2 after backward, whatever is kept
+        formula = memory.model_state(N, k, stage=3 if frees_all else config.stage, each=each)
         predicted = [dict(zip(KINDS, state, strict=True)) for state in predictions(config, results, k)]
         payload = N * (2 if config.mixed_precision else each.gradients)
         sent = [result["wire_bytes"] for result in results]
-        framing = framing_bytes(config, len(results[0]["unit_sizes"]), k) if run.environment.wire != COUNTED else 0
+        framing = framing_bytes(config, results, k) if run.environment.wire != COUNTED else [0] * k
         single = results[0]["losses_of_single"]
         means = [statistics.fmean(losses) for losses in zip(*(r["losses"] for r in results), strict=True)]
-        seconds = [one for result in results for one in result["seconds"][1:] or result["seconds"]]
+        seconds, of_stage_0 = (
+            [one for result in results for one in result[name][1:] or result[name]]
+            for name in ("seconds", "seconds_of_stage_0")
+        )
         return {
             "bytes_per_rank": held,
             "bytes_predicted": predicted,
             "formula_bytes": dict(zip(KINDS, formula, strict=True)),
-            "padding_bytes": sum(predicted[0].values()) - formula.total,
+            "padding_bytes": sum(sum(one.values()) for one in predicted) - k * formula.total,
             "model_state_bytes": [sum(one.values()) for one in held],
             "parameters": N,
             "payload_bytes": payload,
             "wire_bytes": sent,
-            "wire_bytes_predicted": [step_bytes(config, payload, k)] * k,
-            "framing_bytes_predicted": [framing] * k,
-            "wire_over_payload": (statistics.fmean(sent) - (framing or 0)) / payload,
+            "wire_bytes_predicted": step_bytes(config, results, payload, k),
+            "framing_bytes_predicted": framing,
+            "wire_over_payload": (statistics.fmean(sent) - statistics.fmean(framing)) / payload,
             "max_difference_from_stage_0": max(
                 abs(a - b) for r in results for a, b in zip(r["losses"], r["losses_of_stage_0"], strict=True)
             ),
@@ -97,6 +106,7 @@ class Config(Question):
             "activation_bytes": [result["activation_bytes"] for result in results],
             "collectives": results[0]["collectives"],
             "seconds": {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)},
+            "times_stage_0": statistics.median(seconds) / statistics.median(of_stage_0),
         }
 
 
@@ -112,31 +122,46 @@ def predictions(config: Config, results: list[dict], k: int) -> list[memory.Stat
     if config.implementation == "by_hand":
         padded = [-(-size // k) * k for size in results[0]["unit_sizes"]]  # whole tensors are padded as well
         return [memory.model_state(padded, k, stage=config.stage, each=each)] * k
-    if config.stage < 2:  # ZeroRedundancyOptimizer gives each rank whole tensors to update
-        updated = [result["updated"] if config.stage == 1 else N for result in results]
+    if config.stage < 2:
+        updated = [sum(result["updated"]) for result in results]
         return [memory.State(each.parameters * N, each.gradients * N, each.optimizer * n, 0) for n in updated]
-    return [memory.State(*(b * result["sharded"] for b in each)) for result in results]  # FSDP2: of each parameter
+    return [rows(results[0]["shapes"], rank, k, each) for rank in range(k)]
 
 
-def step_bytes(config: Config, payload: int, k: int) -> int:
-    """Return what a rank sends in a step: the formula of the stage and, for torch, of what the class does."""
+def rows(shapes: list[list[int]], rank: int, k: int, each: memory.State) -> memory.State:
+    """Return what FSDP2 holds of parameters of these shapes: ceil(rows / k) rows of each, the last ranks fewer. It pads
+    parameters and gradients to equal parts; the optimizer sees only what is there.
+    """
+    padded = mine = 0
+    for height, *rest in shapes:
+        part = -(-height // k)
+        padded += part * math.prod(rest)
+        mine += max(0, min(part, height - rank * part)) * math.prod(rest)
+    return memory.State(each.parameters * padded, each.gradients * padded, each.optimizer * mine, 0)
+
+
+def step_bytes(config: Config, results: list[dict], payload: int, k: int) -> list[int]:
+    """Return what each rank sends in a step: the formula of the stage or, by torch, of what the class does."""
     K = config.accumulation_steps
-    if config.implementation == "torch" and config.stage == 1:
-        return traffic.zero_bytes(payload, k, stage=1, gradients="all_reduce")
-    ideal = traffic.zero_bytes(payload, k, stage=config.stage, accumulation_steps=K)
-    if config.reduce_scatter == "ring" or config.stage == 0:
-        return ideal
-    reductions = 1 if config.stage == 1 else K  # gloo's reduce-scatter sends twice as much
-    return ideal + reductions * traffic.reduce_scatter_bytes(payload, k)
+    if config.implementation == "torch" and config.stage == 1:  # all-reduces, then broadcasts what it has updated
+        item = payload // sum(results[0]["unit_sizes"])
+        sent = [traffic.broadcast_bytes(item * sum(one["updated"]), k, root=r) for r, one in enumerate(results)]
+        return [traffic.zero_bytes(payload, k, stage=0) + sum(of_rank) for of_rank in zip(*sent, strict=True)]
+    total = traffic.zero_bytes(payload, k, stage=config.stage, accumulation_steps=K)
+    if config.reduce_scatter == "gloo" and config.stage > 0:  # which sends twice as much
+        total += (1 if config.stage == 1 else K) * traffic.reduce_scatter_bytes(payload, k)
+    return [total] * k
 
 
-def framing_bytes(config: Config, units: int, k: int) -> int | None:
-    """Return the headers that a rank sends in a step by hand, a message of its own for each unit; None for torch."""
-    if config.implementation == "torch":
-        return None
-    K, ring = config.accumulation_steps, config.reduce_scatter == "ring"
-    all_reduce = traffic.framing_bytes(k)
-    scatter = (k - 1) * 3 * traffic.HEADER if ring else all_reduce
-    gather = 2 * (k - 1) * 3 * traffic.HEADER  # gloo cuts what a rank owns in two
-    of_a_unit = {0: all_reduce, 1: scatter + gather, 2: K * scatter + gather, 3: K * (scatter + 2 * gather)}
-    return units * of_a_unit[config.stage]
+def framing_bytes(config: Config, results: list[dict], k: int) -> list[int]:
+    """Return the headers that each rank sends in a step, from the number of its collectives."""
+    calls = results[0]["collectives"]
+    header = (k - 1) * 3 * traffic.HEADER  # of one message to each of the other ranks
+    gathers = calls.get("all_gather", 0) * 2 * header  # gloo cuts what a rank owns in two
+    scatters = calls.get("reduce_scatter", 0) * (header if config.reduce_scatter == "ring" else 4 * header)
+    sent = [gathers + scatters + traffic.framing_bytes(k, calls.get("all_reduce", 0))] * k
+    if calls.get("broadcast"):  # of ZeroRedundancyOptimizer, one a tensor
+        trees = [traffic.broadcast_framing_bytes(k, root=rank) for rank in range(k)]
+        for root, result in enumerate(results):
+            sent = [a + b * len(result["updated"]) for a, b in zip(sent, trees[root], strict=True)]
+    return sent

@@ -61,7 +61,6 @@ class Rank:
         self.recorder = collectives.Recorder()
         self.environment, self.filters = dict(os.environ), list(warnings.filters)
         self.parent = os.getppid()
-        self.before = 0  # collectives that the group had issued before this launch
         threading.Thread(target=self.listen, daemon=True).start()
 
     def send(self, *message) -> None:
@@ -78,7 +77,7 @@ class Rank:
                     shutil.rmtree(tempfile.tempdir, ignore_errors=True)
                 os._exit(0)
             if message[0] == "where":
-                self.send("where", where(self.before))
+                self.send("where", where(self.recorder))
             elif message[0] == "wire":
                 self.send("wire", *self.counters.since_last())
             else:
@@ -92,7 +91,7 @@ class Rank:
             except BaseException as error:  # SystemExit and KeyboardInterrupt too: a missing result must be an error
                 _flush()
                 frames = travel.frames_of(error)
-                self.send("error", type(error).__name__, str(error), frames, where(self.before, frames))
+                self.send("error", type(error).__name__, str(error), frames, where(self.recorder, frames))
 
     def join(self, rank: int, world_size: int, store: str, timeout: float, on_link: bool) -> None:
         tempfile.tempdir = os.path.dirname(store)  # what is left there goes when the server does
@@ -118,7 +117,7 @@ class Rank:
         self.forget()
         dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout))
         seeds.reset()
-        self.before = self.recorder.number
+        before = self.recorder.number
         threads = threading.active_count()
         result = run(*travel.loads(payload), on_record=lambda record: self.send_back("record", record))
         _flush()
@@ -128,7 +127,7 @@ class Rank:
         place = {
             "line": None,
             "waits_in": None,
-            "issued": self.recorder.number - self.before,
+            "issued": self.recorder.number - before,
             "last": issued[-1] if issued else None,
             "threads": threading.active_count() - threads,
         }
@@ -182,10 +181,10 @@ def run(experiment, config, *, on_record):
         on_record(record)
 
 
-def where(before: int, frames: list[travel.Frame] | None = None) -> dict:
+def where(recorder: collectives.Recorder, frames: list[travel.Frame] | None = None) -> dict:
     """Return where the main thread is, or where it was when an error with these frames, outermost first, was raised:
     the innermost line of the user's, the function of torch.distributed it waits in, how many collectives were issued in
-    this launch (the group had issued `before` of them earlier), the last one.
+    this launch, the last one.
     """
     waits_in = line = None
     for frame in reversed(frames) if frames is not None else _main_thread():
@@ -194,8 +193,8 @@ def where(before: int, frames: list[travel.Frame] | None = None) -> dict:
             break
         if f"torch{os.sep}distributed" in frame[0] and frame[2] != "wrapper":
             waits_in = frame[2]
-    number, last = collectives.reached()
-    return {"line": line, "waits_in": waits_in, "issued": max(0, number - before), "last": last}
+    issued, last = recorder.reached()
+    return {"line": line, "waits_in": waits_in, "issued": issued, "last": last}
 
 
 def _main_thread() -> Iterator[travel.Frame]:

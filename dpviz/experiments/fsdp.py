@@ -1,0 +1,262 @@
+"""Gather, use, scatter: a model of which a rank holds a layer only while it is used, by FSDP2 and by hand, beside DDP.
+
+    python -m dpviz run fsdp --reshard-after-forward false --world-size 4 --json
+
+Built in lesson 09.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import asdict
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from dpviz import data, models
+from dpviz.experiments import engines
+from dpviz.experiments.equivalence import DTYPES, micro_batches
+from dpviz.measure import clock
+from dpviz.measure.fsdp_trace import fsdp_spans
+from dpviz.measure.memory import Watch, distinct_bytes
+from dpviz.measure.meter import Meter
+from dpviz.parallel import fsdp, ring
+from dpviz.parallel.fsdp2_ring import use_reduce_scatter
+from dpviz.questions.fsdp import Config
+from dpviz.records import Event, Step
+
+__all__ = ["Config", "experiment"]
+
+
+def experiment(config):
+    """Train `config.steps` updates, fully sharded and by DDP. Yields a Step an update of the former."""
+    offset = clock.offset()
+    sharded = (ByHand if config.implementation == "by_hand" else ByTorch)(config, build(config))
+    meter, losses, seconds = Meter(), [], []
+    for step in range(config.steps):
+        meter.read()
+        sharded.scatters = 0
+        begun = time.perf_counter()
+        losses.append(train_step(config, sharded, step))
+        seconds.append(time.perf_counter() - begun)
+        sent, issued = meter.read()
+        yield Step(step=step, loss=losses[-1])
+    names = [entry.name for entry in issued]
+    parameters = sum(p.numel() for p in build(config).parameters())
+    item = DTYPES[config.dtype].itemsize
+    return {
+        "losses": losses,
+        "losses_of_ddp": losses_of_ddp(config),
+        "seconds": seconds,
+        "wire_bytes": sent,
+        "all_gathers": sum("all_gather" in name or "allgather" in name for name in names),
+        # gloo records its reduce-scatter as the all-reduce that it is inside
+        "reduce_scatters": sharded.scatters or sum("reduce" in name for name in names),
+        "parameters": parameters,
+        "item_bytes": item,
+        "wire_item_bytes": 2 if config.mixed_precision else item,
+        "bytes": sharded.bytes,
+        "groups": len(sharded.names),
+        "group_names": sharded.names,
+        "clock": offset.how,
+        **traced(config, sharded, offset.seconds),
+        "memory": over_a_step(config, sharded),
+    }
+
+
+def train_step(config, sharded, step):
+    """Go through this rank's K micro-batches and update; return their loss."""
+    batches = micro_batches(config, step, dist.get_rank(), dist.get_world_size())
+    loss = 0.0
+    for number, (x, y) in enumerate(batches, start=1):
+        sharded.synchronize(config.sync == "every" or number == len(batches))
+        part = models.loss(sharded.model, x, y) / config.accumulation_steps
+        sharded.backward(part)
+        loss += part.item()
+    sharded.bytes = {kind: distinct_bytes(tensors) for kind, tensors in sharded.held().items()}
+    sharded.optimizer.step()
+    sharded.optimizer.zero_grad()
+    return loss
+
+
+def build(config):
+    """Return the model that every rank starts from."""
+    sizes = {"layers": config.layers, "width": config.width}
+    return models.build("deep", data.load(config.data), seed=config.seed, dtype=DTYPES[config.dtype], **sizes)
+
+
+def wrapped(config, model):
+    """Return the layers that are gathered one by one, in the order of use."""
+    units = models.units(model)
+    return {"each_layer": units, "some_layers": units[1::2], "whole_model": []}[config.wrap]
+
+
+def optimizer_of(config, parameters):
+    kind, arguments = engines.optimizer_of(config)
+    return kind(parameters, **arguments)
+
+
+class ByHand:
+    """dpviz.parallel.fsdp."""
+
+    def __init__(self, config, model):
+        self.model, self.spans, self.bytes, self.scatters = model, [], {}, 0
+        layers = wrapped(config, model)
+        self.sharded = fsdp.FullySharded(
+            model,
+            layers=layers,
+            reshard_after_forward=config.reshard_after_forward,
+            prefetch=config.prefetch,
+            reduce_scatter=ring.reduce_scatter if config.reduce_scatter == "ring" else fsdp.reduce_scatter,
+            watch=self.watch,
+        )
+        self.names = names_of(model, layers)[: len(self.sharded.groups)]
+        self.optimizer = optimizer_of(config, self.sharded.shards())
+        self.backward = self.sharded.backward
+
+    def watch(self, what, group, start, end):
+        self.scatters += what == "scatter"
+        self.spans.append((what, self.names[group], start, end))
+
+    def synchronize(self, wanted):
+        self.sharded.sync = wanted
+
+    def held(self):
+        shards = self.sharded.shards()
+        kept = [p.grad for group in self.sharded.groups for p in group.parameters if p.grad is not None]
+        return {
+            "parameters": [shard.detach() for shard in shards],
+            "gradients": [shard.grad for shard in shards if shard.grad is not None] + kept,
+            "optimizer": engines.state_tensors(self.optimizer),
+        }
+
+    def gathered(self):
+        return [p.data for group in self.sharded.groups for p in group.parameters]
+
+    @contextlib.contextmanager
+    def tracing(self):
+        self.spans.clear()
+        yield self.spans
+
+
+class ByTorch:
+    """FSDP2. On gloo each of its collectives is waited for where it is called, so nothing hides by itself."""
+
+    def __init__(self, config, model):
+        half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+        policy = {"mp_policy": half} if config.mixed_precision else {}
+        layers = wrapped(config, model)
+        for layer in layers:
+            fully_shard(layer, reshard_after_forward=config.reshard_after_forward, **policy)
+        fully_shard(model, **policy)  # by default what is left stays whole after forward
+        for number, layer in enumerate(layers):
+            layer.set_modules_to_forward_prefetch(layers[number + 1 : number + 1 + config.prefetch])
+            layer.set_modules_to_backward_prefetch(layers[max(0, number - config.prefetch) : number][::-1])
+        self.scatters = 0
+        if config.reduce_scatter == "ring":
+            use_reduce_scatter(model, self.by_ring)
+        self.model, self.bytes = model, {}
+        self.names = names_of(model, layers)
+        if config.wrap == "each_layer":
+            self.names.pop()  # nothing is left for the model itself
+        self.optimizer = optimizer_of(config, model.parameters())
+
+    def by_ring(self, whole):
+        self.scatters += 1
+        return ring.reduce_scatter(whole)
+
+    def synchronize(self, wanted):
+        self.model.set_requires_gradient_sync(wanted)
+
+    def backward(self, loss):
+        loss.backward()
+
+    def held(self):
+        parameters = list(self.model.parameters())
+        kept = [grad for one in engines.of_fsdp2(self.model) if (grad := _whole_gradient(one)) is not None]
+        return {
+            "parameters": [engines.local(p.detach()) for p in parameters],
+            "gradients": [engines.local(p.grad) for p in parameters if p.grad is not None] + kept,
+            "optimizer": engines.state_tensors(self.optimizer),
+        }
+
+    def gathered(self):
+        return [whole for one in engines.of_fsdp2(self.model) for whole in one.all_gather_outputs]
+
+    @contextlib.contextmanager
+    def tracing(self):
+        with fsdp_spans() as spans:
+            yield spans
+
+
+def _whole_gradient(one):
+    """Return the gradient that FSDP2 keeps whole for a parameter while it does not reduce, None where there is none."""
+    parameter = getattr(one, "_unsharded_param", None)  # there from the first forward on
+    return one.unsharded_accumulated_grad if parameter is None or parameter.grad is None else parameter.grad
+
+
+def names_of(model, layers):
+    """Return the layers' names within the model, and "the rest"."""
+    names = {module: name for name, module in model.named_modules()}
+    return [names[layer] for layer in layers] + ["the rest"]
+
+
+def losses_of_ddp(config):
+    """Return this rank's losses under torch's DDP, on the same data from the same start."""
+    ddp = DistributedDataParallel(build(config))
+    optimizer, losses = optimizer_of(config, ddp.parameters()), []
+    for step in range(config.steps):
+        optimizer.zero_grad()
+        batches, loss = micro_batches(config, step, dist.get_rank(), dist.get_world_size()), 0.0
+        for number, (x, y) in enumerate(batches, start=1):
+            with contextlib.nullcontext() if number == len(batches) else ddp.no_sync():
+                part = models.loss(ddp, x, y) / config.accumulation_steps
+                part.backward()
+            loss += part.item()
+        optimizer.step()
+        losses.append(loss)
+    return losses
+
+
+def traced(config, sharded, shift):
+    """Return the timeline of one more step on this rank, from the moment at which the last rank began it."""
+    dist.barrier()
+    begun = time.perf_counter()
+    with sharded.tracing() as spans:
+        train_step(config, sharded, config.steps)
+    start = torch.tensor(begun + shift, dtype=torch.float64)
+    dist.all_reduce(start, op=dist.ReduceOp.MAX)
+    zero = start.item() - shift
+    lanes = {"forward": "compute", "backward": "compute", "gather": "gather", "scatter": "scatter", "wait": "wait"}
+    places = {name: number for number, name in enumerate(sharded.names)}
+    spans = [(what, name or "the rest", start - zero, end - zero) for what, name, start, end in spans]
+    gathers = [end - start for what, _, start, end in spans if what == "gather"]
+    waits = [end - start for what, _, start, end in spans if what == "wait"]
+    return {
+        "timeline": [
+            asdict(Event(name=f"{what} {name}", start_s=start, end_s=end, lane=lanes[what]))
+            for what, name, start, end in spans
+            if what in lanes
+        ],
+        "whole": [
+            {"unit": places[name], "from_s": start, "to_s": end} for what, name, start, end in spans if what == "whole"
+        ],
+        "gather_s": sum(gathers),
+        "waiting_s": sum(waits) if config.implementation == "by_hand" else sum(gathers),
+    }
+
+
+def over_a_step(config, sharded):
+    """Return the bytes of all tensors over one more step: {"peak": ..., "times": [...], "held": {kind: [...]}}."""
+    batches = micro_batches(config, config.steps, dist.get_rank(), dist.get_world_size())
+    with Watch({"gathered": sharded.gathered(), **sharded.held()}) as watch:
+        for number, (x, y) in enumerate(batches, start=1):
+            sharded.synchronize(config.sync == "every" or number == len(batches))
+            sharded.backward(models.loss(sharded.model, x, y) / config.accumulation_steps)
+            watch.mark("gradients", sharded.held()["gradients"])
+        sharded.optimizer.step()
+        sharded.optimizer.zero_grad()
+    return watch.over_time()
