@@ -1,6 +1,9 @@
 """What a collective costs: bytes to the byte, what the ring's messages hold, and what times are made of."""
 
 import dataclasses
+import json
+import subprocess
+import sys
 
 import pytest
 from made_up import environment
@@ -195,3 +198,14 @@ def test_more_than_the_memory_holds_is_a_sentence():
     with pytest.raises(ValueError, match="32 ranks of 268435456 bytes each need too much memory"):
         Config(sizes=[256 << 20]).check_world_size(32)
     Config(sizes=[256 << 20]).check_world_size(4)
+
+
+def test_the_lessons_line_for_a_cluster():
+    """Under torchrun, on this host: the same bytes as on the pool, and its clock."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dpviz"]
+    options = ["run", "all_reduce", "--world-size", "2", "--algorithm", "ring", "--sizes", "4096,1048576", "--json"]
+    done = subprocess.run([*torchrun, *options], capture_output=True, text=True, timeout=120, check=True)
+    facts = json.loads(done.stdout)["facts"]
+    assert facts["equal"] == [True, True]
+    expected = launched(2, sizes=[4096, 1 << 20], algorithm="ring").facts["bytes_over_payload"]
+    assert facts["bytes_over_payload"] == expected

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpviz.measure import timeline
 from dpviz.measure.trace import BucketTrace
+from dpviz.ranks.errors import RankError
 from dpviz.ranks.launch import launch
 
 
@@ -39,7 +40,7 @@ def traced(config):
     for _ in range(3):
         ddp.zero_grad()
         loss = ddp(torch.full((4, 128), 1.0 + dist.get_rank())).square().mean()
-        with trace.backward():
+        with trace.iteration():
             begin = time.perf_counter()
             loss.backward()
             end = time.perf_counter()
@@ -113,7 +114,7 @@ def test_by_hand_it_is_told_what_travels_together():
         pairs = [list(model.layers[:2].parameters()), list(model.layers[2:].parameters())]
         trace = BucketTrace(model, pairs)
         loss = model(torch.ones(4, 128)).sum()
-        with trace.backward():
+        with trace.iteration():
             begin = time.perf_counter()
             loss.backward()
             middle = time.perf_counter()
@@ -129,12 +130,23 @@ def test_by_hand_it_is_told_what_travels_together():
         assert buckets[1]["end_s"] <= end + 1e-3
 
 
+def test_a_bucket_that_is_not_sent_is_a_sentence():
+    def unsent(config):
+        model = Net(backwards=False)
+        with BucketTrace(model, [list(model.parameters())]).iteration():
+            model(torch.ones(4, 128)).sum().backward()
+
+    with pytest.raises(RankError, match="1 buckets were to be sent, but the profiler saw 0 all-reduces"):
+        launch(unsent, world_size=2)
+
+
 def test_closed_it_lets_go_of_the_model():
     def gone(config):
         model = Net(backwards=False)
         trace = BucketTrace(model, [list(model.parameters())])
-        with trace.backward():
+        with trace.iteration():
             model(torch.ones(4, 128)).sum().backward()
+            dist.all_reduce(torch.cat([p.grad.flatten() for p in model.parameters()]))
         if config:
             trace.close()
         left = weakref.ref(model.layers[0].weight)
@@ -152,11 +164,11 @@ def test_the_profiler_says_nothing_and_an_error_inside_leaves_it_usable():
         trace = BucketTrace(model, [])
         for _ in range(2):
             try:
-                with trace.backward():
+                with trace.iteration():
                     raise KeyError
             except KeyError:
                 assert not torch.autograd._profiler_enabled()
-        with trace.backward():
+        with trace.iteration():
             model(torch.ones(4, 128)).sum().backward()
         return trace.buckets
 

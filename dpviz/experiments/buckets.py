@@ -41,9 +41,8 @@ def experiment(config):
         ledger.note("forward")
         loss = net(x).square().mean()
         ledger.note("backward")
-        with ledger.tracing():
-            loss.backward()  # DDP's all-reduces run in here
-            finish()  # those by hand end here
+        loss.backward()  # DDP's all-reduces run in here
+        finish()  # those by hand end here
         ledger.note("done")
     return ledger.report()
 
@@ -185,13 +184,15 @@ class Ledger:
             yield from self.iteration(kind)
 
     def iteration(self, kind, *, counted=False):
-        self.kind, self.now = kind, {}
+        self.now = {}
         net, finish = self.nets[kind]
         if not counted:  # a barrier would be counted too
             dist.barrier()
-        self.note("data")
-        with net.no_sync() if self.config.no_sync and kind != "alone" else contextlib.nullcontext():
-            yield net, finish
+        quiet = self.config.no_sync and kind != "alone"
+        with self.trace.iteration() if kind == "traced" else contextlib.nullcontext():
+            with net.no_sync() if quiet else contextlib.nullcontext():
+                self.note("data")
+                yield net, finish
         self.marks[kind].append(self.now)
         if kind == "traced":
             self.buckets.append(self.trace.buckets)
@@ -209,9 +210,6 @@ class Ledger:
 
     def note(self, what):
         self.now[what] = time.perf_counter()
-
-    def tracing(self):
-        return self.trace.backward() if self.kind == "traced" else contextlib.nullcontext()
 
     def report(self):
         """Return what this rank found, its times on rank 0's clock.

@@ -40,6 +40,11 @@ def rank_text_colour(rank: int) -> str:
     return "#" + "".join(f"{round(part * shade):02x}" for part in _parts(rank_colour(rank)))
 
 
+def tint(colour: str, *, white: float) -> str:
+    """The colour mixed with white: 0 leaves it as it is, 1 is white."""
+    return "#" + "".join(f"{round(part + white * (255 - part)):02x}" for part in _parts(colour))
+
+
 def ink_on(colour: str) -> str:
     """The colour of text on a filled area: white on the darker ones."""
     return INK if _brightness(colour) > 120 else "#ffffff"
@@ -139,6 +144,34 @@ def bytes_text(count: float) -> str:
             )
         count /= 1000
     raise AssertionError("unreachable")
+
+
+def binary_text(count: float) -> str:
+    """Bytes with a binary prefix, as a setting is written: 4096 is '4 KiB', 8388608 '8 MiB', 1000 '1000 B'."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count:.4g} B"
+
+
+def apart(values: list[float], *, gap: float, low: float = -math.inf, high: float = math.inf) -> list[float]:
+    """The values moved as little as their order allows until each is at least `gap` above the one below, and all lie
+    between `low` and `high`: places of labels that do not cover each other.
+    """
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    groups: list[tuple[list[int], float]] = []  # who stands together, and the middle of these
+    for i in order:
+        groups.append(([i], values[i]))
+        while len(groups) > 1 and groups[-1][1] - groups[-2][1] < gap * (len(groups[-1][0]) + len(groups[-2][0])) / 2:
+            members = groups[-2][0] + groups[-1][0]
+            groups[-2:] = [(members, sum(values[j] for j in members) / len(members))]
+    places = [middle + gap * (n - (len(some) - 1) / 2) for some, middle in groups for n in range(len(some))]
+    for i, place in enumerate(places):
+        places[i] = max(place, low if i == 0 else places[i - 1] + gap)
+    for i in reversed(range(len(places))):
+        places[i] = min(places[i], high if i == len(places) - 1 else places[i + 1] - gap)
+    moved = dict(zip(order, places, strict=True))
+    return [moved[i] for i in range(len(values))]
 
 
 def step_above(value: float, steps=(1, 2, 5)) -> float:

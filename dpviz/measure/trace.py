@@ -41,7 +41,8 @@ class BucketTrace:
     """Follows the buckets of one model on this rank.
 
         trace = BucketTrace(ddp)
-        with trace.backward():
+        with trace.iteration():
+            loss = ddp(x).square().mean()
             loss.backward()
         trace.buckets
 
@@ -88,8 +89,8 @@ class BucketTrace:
         return dist.all_reduce(flat, async_op=True).get_future().then(average)
 
     @contextlib.contextmanager
-    def backward(self) -> Iterator[None]:
-        """Follow one backward, until its gradients hold the average; `buckets` then has its buckets, in order."""
+    def iteration(self) -> Iterator[None]:
+        """Follow one iteration, until its gradients hold the average; `buckets` then has its buckets, in order."""
         self._ready, self._seen, self._done = {}, {}, {}
         profiler = profile(activities=[ProfilerActivity.CPU])
         with _quietly():
@@ -99,14 +100,16 @@ class BucketTrace:
         try:
             yield
         finally:
-            ended = time.perf_counter()
             with _quietly():
                 profiler.stop()
         sent = _sent(profiler, begun)
         if self.by_hand is not None:
             self._seen = {i: (bucket, None, None) for i, bucket in enumerate(self.by_hand)}
-        # One rank alone sends nothing; a bitmap of used parameters may follow the buckets
-        sent += [(ended, ended)] * (len(self._seen) - len(sent))
+        if len(sent) < len(self._seen):  # more there may be: a bitmap of used parameters follows the buckets
+            raise ValueError(
+                f"{len(self._seen)} buckets were to be sent, but the profiler saw {len(sent)} all-reduces. "
+                "Send all of them inside iteration()."
+            )
         self.buckets = [self._bucket(index, *sent[index]) for index in sorted(self._seen)]
         self._look_at_memory()
 
