@@ -300,6 +300,24 @@ def test_a_refusal_says_what_was_refused():
     assert found == {"reason": "network namespaces are refused (No space left on device)", "latency": False}
 
 
+@linked
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "raise IndexError"])
+def test_a_trial_that_does_not_survive_is_a_refusal(end):
+    """A sandbox may kill what enters a namespace."""
+    code = f"""
+import json, os
+from dpviz.ranks import link, network
+
+def enter():
+    {end}
+
+network.enter = enter
+print(json.dumps(link.found()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["reason"] == "the process that tried it ended without an answer"
+
+
 @pytest.fixture
 def without_links(monkeypatch):
     monkeypatch.setenv("DPVIZ_LINK", "none")

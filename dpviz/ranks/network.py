@@ -59,8 +59,10 @@ def trial() -> dict:
     with open(read) as answer:
         said = answer.read()
     os.waitpid(child, 0)
-    outcome, _, reason = said.partition(":")
-    return {"reason": reason if outcome != "yes" else "", "latency": outcome == "yes" and reason == "latency"}
+    outcome, _, more = said.partition(":")
+    if outcome == "yes":
+        return {"reason": "", "latency": more == "latency"}
+    return {"reason": more or "the process that tried it ended without an answer", "latency": False}
 
 
 def _tried() -> str:
