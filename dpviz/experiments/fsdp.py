@@ -32,54 +32,87 @@ __all__ = ["Config", "experiment"]
 
 
 def experiment(config):
-    """Train `config.steps` updates, fully sharded and by DDP. Yields a Step an update of the former."""
-    offset = clock.offset()
-    sharded = (ByHand if config.implementation == "by_hand" else ByTorch)(config, build(config))
-    meter, losses, seconds = Meter(), [], []
+    """Train `config.steps` updates, fully sharded; afterwards the same by DDP. Yields a Step an update."""
+    ledger = Ledger(config)
+    model, optimizer = ledger.sharded()  # by FSDP2, or by hand
     for step in range(config.steps):
-        meter.read()
-        sharded.scatters = 0
-        begun = time.perf_counter()
-        losses.append(train_step(config, sharded, step))
-        seconds.append(time.perf_counter() - begun)
-        sent, issued = meter.read()
-        yield Step(step=step, loss=losses[-1])
-    names = [entry.name for entry in issued]
-    parameters = sum(p.numel() for p in build(config).parameters())
-    item = DTYPES[config.dtype].itemsize
-    return {
-        "losses": losses,
-        "losses_of_ddp": losses_of_ddp(config),
-        "seconds": seconds,
-        "wire_bytes": sent,
-        "all_gathers": sum("all_gather" in name or "allgather" in name for name in names),
-        # gloo records its reduce-scatter as the all-reduce that it is inside
-        "reduce_scatters": sharded.scatters or sum("reduce" in name for name in names),
-        "parameters": parameters,
-        "item_bytes": item,
-        "wire_item_bytes": 2 if config.mixed_precision else item,
-        "bytes": sharded.bytes,
-        "groups": len(sharded.names),
-        "group_names": sharded.names,
-        "clock": offset.how,
-        **traced(config, sharded, offset.seconds),
-        "memory": over_a_step(config, sharded),
-    }
+        for x, y in ledger.micro_batches(step):  # this rank's part of the global batch
+            loss = models.loss(model, x, y) / config.accumulation_steps
+            ledger.backward(loss)
+        optimizer.step()  # of the shards alone
+        optimizer.zero_grad()
+        yield Step(step=step, loss=ledger.loss())
+    return ledger.report()
 
 
-def train_step(config, sharded, step):
-    """Go through this rank's K micro-batches and update; return their loss."""
-    batches = micro_batches(config, step, dist.get_rank(), dist.get_world_size())
-    loss = 0.0
-    for number, (x, y) in enumerate(batches, start=1):
-        sharded.synchronize(config.sync == "every" or number == len(batches))
-        part = models.loss(sharded.model, x, y) / config.accumulation_steps
-        sharded.backward(part)
-        loss += part.item()
-    sharded.bytes = {kind: distinct_bytes(tensors) for kind, tensors in sharded.held().items()}
-    sharded.optimizer.step()
-    sharded.optimizer.zero_grad()
-    return loss
+class Ledger:
+    """Notes what each step sent, held and took; after the last one traces another, and trains the same by DDP."""
+
+    def __init__(self, config):
+        self.config, self.meter = config, Meter()
+        self.way = (ByHand if config.implementation == "by_hand" else ByTorch)(config, build(config))
+        self.offset = clock.offset()
+        self.losses, self.seconds, self.part = [], [], 0.0
+        self.on_backward = lambda: None
+
+    def sharded(self):
+        """Return (model, optimizer): to be used as if the model were whole."""
+        return self.way.model, self.way.optimizer
+
+    def micro_batches(self, step):
+        """Yield this rank's K micro-batches of a step, and let gradients be reduced after those that `sync` says."""
+        self.meter.read()
+        self.way.scatters, self.part, self.begun = 0, 0.0, time.perf_counter()
+        batches = micro_batches(self.config, step, dist.get_rank(), dist.get_world_size())
+        for number, batch in enumerate(batches, start=1):
+            self.way.synchronize(self.config.sync == "every" or number == len(batches))
+            yield batch
+        self.bytes = {kind: distinct_bytes(tensors) for kind, tensors in self.way.held().items()}
+
+    def backward(self, loss):
+        self.way.backward(loss)
+        self.part += loss.item()
+        self.on_backward()
+
+    def loss(self):
+        """Return this rank's loss of the step that ends here."""
+        self.seconds.append(time.perf_counter() - self.begun)
+        self.sent, self.issued = self.meter.read()
+        self.losses.append(self.part)
+        return self.part
+
+    def report(self):
+        config, way = self.config, self.way
+        names = [entry.name for entry in self.issued]
+        item = DTYPES[config.dtype].itemsize
+        counted = {
+            "all_gathers": sum("all_gather" in name or "allgather" in name for name in names),
+            # gloo records its reduce-scatter as the all-reduce that it is inside
+            "reduce_scatters": way.scatters or sum("reduce" in name for name in names),
+        }
+        return {
+            "losses": self.losses,
+            "seconds": self.seconds,
+            "wire_bytes": self.sent,
+            "bytes": self.bytes,
+            "parameters": sum(p.numel() for p in build(config).parameters()),
+            "item_bytes": item,
+            "wire_item_bytes": 2 if config.mixed_precision else item,
+            "groups": len(way.names),
+            "group_names": way.names,
+            "clock": self.offset.how,
+            **counted,
+            **traced(self, self.offset.seconds),
+            "memory": over_a_step(self),
+            "losses_of_ddp": losses_of_ddp(config),
+        }
+
+    def train_step(self):
+        """Train one more step, as `experiment` does."""
+        for x, y in self.micro_batches(self.config.steps):
+            self.backward(models.loss(self.way.model, x, y) / self.config.accumulation_steps)
+        self.way.optimizer.step()
+        self.way.optimizer.zero_grad()
 
 
 def build(config):
@@ -103,7 +136,7 @@ class ByHand:
     """dpviz.parallel.fsdp."""
 
     def __init__(self, config, model):
-        self.model, self.spans, self.bytes, self.scatters = model, [], {}, 0
+        self.model, self.spans, self.scatters = model, [], 0
         layers = wrapped(config, model)
         self.sharded = fsdp.FullySharded(
             model,
@@ -158,7 +191,7 @@ class ByTorch:
         self.scatters = 0
         if config.reduce_scatter == "ring":
             use_reduce_scatter(model, self.by_ring)
-        self.model, self.bytes = model, {}
+        self.model = model
         self.names = names_of(model, layers)
         if config.wrap == "each_layer":
             self.names.pop()  # nothing is left for the model itself
@@ -221,17 +254,18 @@ def losses_of_ddp(config):
     return losses
 
 
-def traced(config, sharded, shift):
+def traced(ledger, shift):
     """Return the timeline of one more step on this rank, from the moment at which the last rank began it."""
+    way = ledger.way
     dist.barrier()
     begun = time.perf_counter()
-    with sharded.tracing() as spans:
-        train_step(config, sharded, config.steps)
+    with way.tracing() as spans:
+        ledger.train_step()
     start = torch.tensor(begun + shift, dtype=torch.float64)
     dist.all_reduce(start, op=dist.ReduceOp.MAX)
     zero = start.item() - shift
     lanes = {"forward": "compute", "backward": "compute", "gather": "gather", "scatter": "scatter", "wait": "wait"}
-    places = {name: number for number, name in enumerate(sharded.names)}
+    places = {name: number for number, name in enumerate(way.names)}
     spans = [(what, name or "the rest", start - zero, end - zero) for what, name, start, end in spans]
     gathers = [end - start for what, _, start, end in spans if what == "gather"]
     waits = [end - start for what, _, start, end in spans if what == "wait"]
@@ -245,18 +279,14 @@ def traced(config, sharded, shift):
             {"unit": places[name], "from_s": start, "to_s": end} for what, name, start, end in spans if what == "whole"
         ],
         "gather_s": sum(gathers),
-        "waiting_s": sum(waits) if config.implementation == "by_hand" else sum(gathers),
+        "waiting_s": sum(waits) if ledger.config.implementation == "by_hand" else sum(gathers),
     }
 
 
-def over_a_step(config, sharded):
-    """Return the bytes of all tensors over one more step: {"peak": ..., "times": [...], "held": {kind: [...]}}."""
-    batches = micro_batches(config, config.steps, dist.get_rank(), dist.get_world_size())
-    with Watch({"gathered": sharded.gathered(), **sharded.held()}) as watch:
-        for number, (x, y) in enumerate(batches, start=1):
-            sharded.synchronize(config.sync == "every" or number == len(batches))
-            sharded.backward(models.loss(sharded.model, x, y) / config.accumulation_steps)
-            watch.mark("gradients", sharded.held()["gradients"])
-        sharded.optimizer.step()
-        sharded.optimizer.zero_grad()
+def over_a_step(ledger):
+    """Return the bytes of all tensors over one more step, see Watch.over_time."""
+    way = ledger.way
+    with Watch({"gathered": way.gathered(), **way.held()}) as watch:
+        ledger.on_backward = lambda: watch.mark("gradients", way.held()["gradients"])
+        ledger.train_step()
     return watch.over_time()

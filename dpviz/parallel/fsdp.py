@@ -21,11 +21,6 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 
-def start_gather(whole: torch.Tensor, shard: torch.Tensor) -> dist.Work:
-    """Begin to fill `whole` with the shards of all ranks; the caller waits when it needs them."""
-    return getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(whole, shard, async_op=True)
-
-
 def reduce_scatter(whole: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of the sum of `whole` over ranks. On gloo it sends as much as an all-reduce."""
     shard = whole.new_empty(whole.numel() // dist.get_world_size())
@@ -34,62 +29,74 @@ def reduce_scatter(whole: torch.Tensor) -> torch.Tensor:
 
 
 class Group:
-    """The parameters of one layer."""
+    """The parameters of one layer, of which this rank keeps its shards. Built in lesson 09."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         k, rank = dist.get_world_size(), dist.get_rank()
         self.parameters, self.shards = parameters, []
-        self.gathering: dist.Work | None = None
+        self.gathering = None  # the gather that is under way
         self.waiting = 0  # gradients that this backward has still to bring
         for parameter in parameters:
             rows = by_rows(parameter.detach())
-            block = -(-len(rows) // k)
-            shard = rows.new_zeros(block, rows.shape[1])
-            mine = rows[rank * block :][:block]
+            block = -(-len(rows) // k)  # rounded up
+            shard, mine = rows.new_zeros(block, rows.shape[1]), rows[rank * block :][:block]
             shard[: len(mine)] = mine
-            self.shards.append(nn.Parameter(shard, requires_grad=parameter.requires_grad))
-            parameter.untyped_storage().resize_(0)
+            self.shards.append(nn.Parameter(shard))
+            parameter.untyped_storage().resize_(0)  # the memory is given back, the parameter stays
 
-    @property
-    def is_whole(self) -> bool:
-        return any(parameter.untyped_storage().nbytes() for parameter in self.parameters)
 
-    def start_unshard(self) -> None:
-        if self.gathering is None and not self.is_whole:
-            message = torch.cat([shard.detach().flatten() for shard in self.shards])
-            self.flat = message.new_empty(dist.get_world_size() * message.numel())
-            self.began = time.perf_counter()
-            self.gathering = start_gather(self.flat, message)
+def by_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor as a matrix, a row an entry of its first dimension."""
+    return tensor.reshape(len(tensor) if tensor.ndim else 1, -1)
 
-    def unshard(self) -> None:
-        self.start_unshard()
-        if self.gathering is None:
-            return
-        self.gathering.wait()
-        blocks = self.flat.view(dist.get_world_size(), -1).split([shard.numel() for shard in self.shards], dim=1)
-        for parameter, block in zip(self.parameters, blocks, strict=True):
-            storage, size = parameter.untyped_storage(), parameter.numel()
-            storage.resize_(size * parameter.element_size())
+
+def is_whole(group: Group) -> bool:
+    return any(parameter.untyped_storage().nbytes() for parameter in group.parameters)
+
+
+def start_unshard(group: Group) -> None:
+    """Begin to gather the group's shards, unless it is whole or they are on their way. Built in lesson 09."""
+    if group.gathering is None and not is_whole(group):
+        message = torch.cat([shard.detach().flatten() for shard in group.shards])
+        group.flat = message.new_empty(dist.get_world_size() * message.numel())
+        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+        group.began = time.perf_counter()
+        group.gathering = gather(group.flat, message, async_op=True)
+
+
+def unshard(group: Group) -> None:
+    """Make the group's parameters whole. Built in lesson 09."""
+    start_unshard(group)
+    if group.gathering is not None:
+        group.gathering.wait()
+        ranks = group.flat.view(dist.get_world_size(), -1)
+        blocks = ranks.split([shard.numel() for shard in group.shards], dim=1)
+        for parameter, block in zip(group.parameters, blocks, strict=True):
+            size = parameter.numel()
+            parameter.untyped_storage().resize_(size * parameter.element_size())
             parameter.data.copy_(block.reshape(-1)[:size].view(parameter.shape))
-        self.flat = self.gathering = None
+        group.flat = group.gathering = None
 
-    def reshard(self) -> None:
-        for parameter in self.parameters:
-            parameter.untyped_storage().resize_(0)
 
-    def reduce(self, reduce_scatter: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Give each shard the mean over ranks of its part of the gradient, added to what it has; drop the rest."""
-        k, parts = dist.get_world_size(), []
-        for parameter, shard in zip(self.parameters, self.shards, strict=True):
-            padded = parameter.new_zeros(k * shard.numel())
-            if parameter.grad is not None:
-                padded[: parameter.numel()] = parameter.grad.flatten()
-            parts.append(padded.view(k, -1))
-            parameter.grad = None
-        mine = reduce_scatter(torch.cat(parts, dim=1).flatten()) / k
-        for shard, part in zip(self.shards, mine.split([shard.numel() for shard in self.shards]), strict=True):
-            part = part.view_as(shard)
-            shard.grad = part.clone() if shard.grad is None else shard.grad.add_(part)
+def reshard(group: Group) -> None:
+    """Free the group's parameters; the shards stay. Built in lesson 09."""
+    for parameter in group.parameters:
+        parameter.untyped_storage().resize_(0)
+
+
+def reduce_gradients(group: Group, *, reduce_scatter=reduce_scatter) -> None:
+    """Add to each shard's gradient the mean over ranks of its part, and drop the whole ones. Built in lesson 09."""
+    k, parts = dist.get_world_size(), []
+    for parameter, shard in zip(group.parameters, group.shards, strict=True):
+        padded = parameter.new_zeros(k * shard.numel())
+        if parameter.grad is not None:
+            padded[: parameter.numel()] = parameter.grad.flatten()
+        parts.append(padded.view(k, -1))  # a row a rank
+        parameter.grad = None
+    mine = reduce_scatter(torch.cat(parts, dim=1).flatten()) / k
+    for shard, part in zip(group.shards, mine.split([s.numel() for s in group.shards]), strict=True):
+        part = part.view_as(shard)
+        shard.grad = part.clone() if shard.grad is None else shard.grad.add_(part)
 
 
 class FullySharded:
@@ -183,18 +190,18 @@ class FullySharded:
         self._reshard(number)
         if self.sync:
             self.since["scatter", number] = time.perf_counter()
-            group.reduce(self.reduce_scatter)
+            reduce_gradients(group, reduce_scatter=self.reduce_scatter)
             self._end("scatter", number)
 
     def _unshard(self, number: int, *, ahead: int) -> None:
         group = self.groups[number]
-        was_whole, asked = group.is_whole, time.perf_counter()
-        group.start_unshard()
+        was_whole, asked = is_whole(group), time.perf_counter()
+        start_unshard(group)
         place = self.order.index(number)
         for distance in range(1, self.prefetch + 1):
             if 0 <= (other := place + ahead * distance) < len(self.order):
-                self.groups[self.order[other]].start_unshard()
-        group.unshard()
+                start_unshard(self.groups[self.order[other]])
+        unshard(group)
         if not was_whole:
             now = time.perf_counter()
             self.watch("gather", number, group.began, now)
@@ -202,15 +209,10 @@ class FullySharded:
             self.since["whole", number] = now
 
     def _reshard(self, number: int) -> None:
-        if self.groups[number].is_whole:
-            self.groups[number].reshard()
+        if is_whole(self.groups[number]):
+            reshard(self.groups[number])
             self._end("whole", number)
 
     def _end(self, what: str, number: int) -> None:
         if (start := self.since.pop((what, number), None)) is not None:
             self.watch(what, number, start, time.perf_counter())
-
-
-def by_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor as a matrix, a row an entry of its first dimension."""
-    return tensor.reshape(len(tensor) if tensor.ndim else 1, -1)
