@@ -47,7 +47,7 @@ def test_buckets_of_2_mib_hide_what_one_of_64_cannot():
 
 def test_a_cap_that_isolates_small_tensors_is_twice_as_slow_as_the_sweet_spot():
     holds(
-        lambda: medians((0.001, 0.25), width=256, small_tensors=256),
+        lambda: medians((0.001, 0.25), layers=4, width=256, small_tensors=256),
         lambda found: found[0.001][0] >= 2 * found[0.25][0],
     )
 
@@ -55,6 +55,6 @@ def test_a_cap_that_isolates_small_tensors_is_twice_as_slow_as_the_sweet_spot():
 def test_the_time_in_flight_is_that_of_the_bytes_on_the_link():
     def in_flight():
         run = launch(experiment, Config(bucket_cap_mb=64), world_size=2, link=Link(gbps=1.0))
-        return run.facts["communication_s"], (16 << 20) * 8 / 1e9
+        return run.facts["communication_range_s"][0], (16 << 20) * 8 / 1e9  # what else runs here can only add
 
     holds(in_flight, lambda found: found[1] <= found[0] <= 1.25 * found[1])

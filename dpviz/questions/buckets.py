@@ -1,6 +1,7 @@
 """How large should a bucket be? DDP's gradients travel in buckets while backward still computes.
 
-A rank's model is `layers` matrices of width x width, and beside them `small_tensors` of 4 KiB, spread over the layers.
+A rank's model is `layers` matrices of width x width, each used twice, and beside them `small_tensors` of 4 KiB, spread
+over the layers.
 The loss is the mean of the squared output on `batch` samples of the rank's own, so that the true gradient is one
 process's on all of them.
 
