@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from dpviz.measure.trace import MARK, _quietly
+from dpviz.measure.trace import MARK, quietly
 
 _OF_A_GROUP = re.compile(r"FSDP::(\w+)(?: \(([\w.]+)\))?")  # that of the model itself has no name
 
@@ -21,14 +21,14 @@ def fsdp_spans() -> Iterator[list[tuple[str, str, float, float]]]:
     """
     spans: list[tuple[str, str, float, float]] = []
     profiler = profile(activities=[ProfilerActivity.CPU])
-    with _quietly():
+    with quietly():
         profiler.start()
     with record_function(MARK):
         begun = time.perf_counter()
     try:
         yield spans
     finally:
-        with _quietly():
+        with quietly():
             profiler.stop()
     events = profiler.profiler.kineto_results.events()
     mark = next(event.start_ns() for event in events if event.name() == MARK)

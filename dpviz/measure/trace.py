@@ -93,14 +93,14 @@ class BucketTrace:
         """Follow one iteration, until its gradients hold the average; `buckets` then has its buckets, in order."""
         self._ready, self._seen, self._done = {}, {}, {}
         profiler = profile(activities=[ProfilerActivity.CPU])
-        with _quietly():
+        with quietly():
             profiler.start()
         with record_function(MARK):
             begun = time.perf_counter()
         try:
             yield
         finally:
-            with _quietly():
+            with quietly():
                 profiler.stop()
         sent = _sent(profiler, begun)
         if self.by_hand is not None:
@@ -141,7 +141,7 @@ class BucketTrace:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Keep what the profiler's library says of its start and its stop, on the process's own stderr, to itself."""
     stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
