@@ -25,6 +25,7 @@ from dpviz.measure.meter import Meter
 from dpviz.measure.trace import BucketTrace
 from dpviz.parallel.ddp import BucketedGradients, all_reduce_flat, all_reduce_gradients
 from dpviz.questions.buckets import MIB, SMALL_BYTES, Config
+from dpviz.records import Step
 
 __all__ = ["Config", "experiment"]
 
@@ -32,11 +33,11 @@ TRACED = 3  # backwards followed by hooks and profiler, which are not those that
 
 
 def experiment(config):
-    """Run backwards of equal models: computing alone and averaging in turns, then traced. Returns what `Ledger.report`
-    says.
+    """Run backwards of equal models: computing alone and averaging in turns, then traced. Yields a Step each; returns
+    what `Ledger.report` says.
     """
     ledger = Ledger(config)
-    for net, finish in ledger.iterations():
+    for number, (net, finish) in enumerate(ledger.iterations()):
         x = load(config, dist.get_rank())  # a slow data loader takes its time here
         ledger.note("forward")
         loss = net(x).square().mean()
@@ -44,6 +45,7 @@ def experiment(config):
         loss.backward()  # DDP's all-reduces run in here
         finish()  # those by hand end here
         ledger.note("done")
+        yield Step(step=number)
     return ledger.report()
 
 

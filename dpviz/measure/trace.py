@@ -58,7 +58,7 @@ class BucketTrace:
         self.parameters = [*model.parameters()]
         self.buckets: list[Bucket] = []
         self.shares_memory = False  # gradients lie in the buckets' own memory
-        self.held_bytes = 0  # by gradients and buckets together, after backward
+        self.held_bytes: int | None = None  # by gradients and DDP's buckets together, after backward
         self._ready: dict[int, float] = {}  # of each parameter, by its id
         self._seen: dict[int, tuple] = {}  # of each bucket: its parameters, its memory, when it was handed to gloo
         self._done: dict[int, tuple[float, float]] = {}  # of each bucket: when it was summed, and divided
@@ -114,6 +114,8 @@ class BucketTrace:
         self._look_at_memory()
 
     def _look_at_memory(self) -> None:
+        if self.by_hand is not None:  # their buckets are gone by now
+            return
         gradients = [p.grad.untyped_storage() for p in self.parameters if p.grad is not None]
         flats = [flat.untyped_storage() for _, flat, _ in self._seen.values() if flat is not None]
         held = {storage.data_ptr(): storage.nbytes() for storage in gradients + flats}
@@ -125,9 +127,9 @@ class BucketTrace:
         handed = start if handed is None else handed
         # Of a parameter that backward did not reach DDP sends zeros, and never waits for it
         ready = max((self._ready[id(p)] for p in parameters if id(p) in self._ready), default=handed)
-        start = max(start, handed)
-        # The profiler sees the end after the hook has run
+        # The profiler sees the end after the hook has run, and its clock is read apart from ours
         summed, divided = self._done.get(index, (end, end))
+        start = min(max(start, handed), max(handed, summed))
         end = max(start, min(end, summed))
         return Bucket(
             index=index,

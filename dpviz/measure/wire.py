@@ -18,7 +18,9 @@ from dpviz.records import COUNTED, MEASURED
 
 _ESTABLISHED = 1
 _NOTSENT, _RECEIVED, _SENT, _RETRANSMITTED = 144, 128, 200, 208
-_DRAIN_S = 0.05  # how long to wait for the kernel to send what a finished collective has handed to it
+# How long to wait for a connection on which the kernel sends nothing more of what it was handed: on a slow link a
+# collective has returned long before all of it has left
+_STUCK_S = 1.0
 
 
 def how() -> str:
@@ -104,9 +106,13 @@ def _sent(info: bytes) -> int:
 
 
 def _drained(connection: socket.socket) -> bytes:
-    deadline = time.monotonic() + _DRAIN_S
+    """Return tcp_info once everything handed to the kernel has been sent, or nothing more of it is."""
+    least, deadline = None, 0.0
     while True:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        if struct.unpack_from("I", info, _NOTSENT)[0] == 0 or time.monotonic() > deadline:
+        left = struct.unpack_from("I", info, _NOTSENT)[0]
+        if least is None or left < least:
+            least, deadline = left, time.monotonic() + _STUCK_S
+        if left == 0 or time.monotonic() > deadline:
             return info
         time.sleep(0.001)

@@ -94,7 +94,8 @@ def reduce_gradients(group: Group, *, reduce_scatter=reduce_scatter) -> None:
         parts.append(padded.view(k, -1))  # a row a rank
         parameter.grad = None
     mine = reduce_scatter(torch.cat(parts, dim=1).flatten()) / k
-    for shard, part in zip(group.shards, mine.split([s.numel() for s in group.shards]), strict=True):
+    sizes = [shard.numel() for shard in group.shards]
+    for shard, part in zip(group.shards, mine.split(sizes), strict=True):
         part = part.view_as(shard)
         shard.grad = part.clone() if shard.grad is None else shard.grad.add_(part)
 

@@ -45,7 +45,12 @@ class Config(Question):
     static_graph: bool = flag(False, help="tell DDP that every iteration uses the same parameters")
     no_sync: bool = flag(False, help="run under DDP's no_sync: nothing is sent")
     backwards: bool = flag(False, help="the forward uses the layers from the last built to the first")
-    unused_on: int = whole(-1, low=-1, high=31, help="rank whose forward leaves out the middle layer, -1: none")
+    unused_on: int = whole(
+        -1,
+        low=-1,
+        high=31,
+        help="rank that leaves out a layer, -1: none; needs find_unused_parameters",
+    )
     slow_rank: int = whole(-1, low=-1, high=31, help="rank whose data loader is slow, -1: none")
     slow_ms: float = number(100.0, low=0.0, high=5000.0, help="how long that data loader takes")
     repeats: int = whole(5, low=1, high=50, help="timed backwards, each beside one that only computes")
@@ -105,7 +110,7 @@ def _gradient_facts(run) -> dict[str, Any]:
     return {
         "bucket_bytes": [bucket["bytes"] for bucket in buckets],
         "first_iteration_bucket_bytes": run.results[0]["first_iteration_bucket_bytes"],
-        "ready_in_order": ready == sorted(ready),
+        "ready_in_order": ready == sorted(ready) if ready else None,
         "gradient_bytes": run.results[0]["gradient_bytes"],
         "gradients_share_buckets": all(result["gradients_share_buckets"] for result in run.results),
         "held_bytes": [result["held_bytes"] for result in run.results],
@@ -126,8 +131,9 @@ def _time_facts(run) -> dict[str, Any]:
     overlap_fraction  the part of communication_s that is hidden, 1 - exposed_s / communication_s, within 0 and 1; of
                       backward_s where that is the shorter one; None where nothing was sent
     step_s            from the first rank's asking for its data to the last rank's gradients being averaged
-    waits_for         the rank that came to the first bucket last, later than the one before it by more than a quarter
-                      of compute_s and 10 ms; None: nobody. lateness_s: by how much each rank comes later than the first
+    waits_for         the rank that came to the first bucket last in every traced iteration, later than the one before
+                      it by more than a quarter of compute_s and 10 ms; None: nobody, or now one and now another.
+                      lateness_s: by how much each rank comes later than the first
     clock             how the ranks' clocks were aligned, and clock_uncertainty_s
     """
     times = run.results[0]["times"]
@@ -140,13 +146,14 @@ def _time_facts(run) -> dict[str, Any]:
     at_most = min(communication, found["backward_s"]) if run.environment.world_size > 1 else 0.0
     lateness = [statistics.median(result["lateness"]) for result in run.results]
     last = max(range(len(lateness)), key=lateness.__getitem__)
-    second = max([0.0, *lateness[:last], *lateness[last + 1 :]])
+    traced = list(zip(*(result["lateness"] for result in run.results), strict=True))  # iteration by iteration
+    least = min(of_ranks[last] - max([0.0, *of_ranks[:last], *of_ranks[last + 1 :]]) for of_ranks in traced)
     return found | {
         "exposed_s": exposed_s,
         "communication_s": communication,
         "communication_range_s": [min(in_flight), max(in_flight)],
         "overlap_fraction": min(1.0, max(0.0, 1 - exposed_s / at_most)) if at_most else None,
-        "waits_for": last if lateness[last] - second > max(LATE_S, LATE * found["compute_s"]) else None,
+        "waits_for": last if least > max(LATE_S, LATE * found["compute_s"]) else None,
         "lateness_s": lateness,
         "clock": "; ".join(sorted({result["clock"]["how"] for result in run.results})),
         "clock_uncertainty_s": max(result["clock"]["uncertainty_s"] for result in run.results),

@@ -94,6 +94,8 @@ class Account:
             return f"raised {self.kind}{at}"
         if self.awaits and not self.asleep:
             return f"waited in {self.awaits} for another rank, after {_count(self.issued)}{at}"
+        if self.suffered and self.last is None:
+            return f"waited for a message of another rank{at}"
         if self.suffered:
             return f"lost the others in {self.last} (collective {self.issued}){at}"
         if self.asleep:
@@ -157,6 +159,10 @@ def _guilty(accounts: list[Account], silent_s: float | None) -> tuple[list[int],
         said = f"{ranks(busy)} had neither returned nor said anything for {silent_s:g} s"
         return busy, f"{said}; a larger timeout= would wait longer"
     counts = [account.issued or 0 for account in accounts]
+    busy = where(lambda a: not a.suffered and not a.returned and not (a.place and a.place["waits_in"]))
+    if busy and max(counts) == min(counts) and where(lambda a: a.suffered):  # the others wait for its messages
+        waited = where(lambda a: a.suffered)
+        return busy, f"{ranks(busy)} did something else, while {ranks(waited)} waited too long for {them(busy)}"
     if behind := [rank for rank, count in enumerate(counts) if count < max(counts)]:
         waited = [rank for rank, count in enumerate(counts) if count == max(counts)]
         return (
@@ -169,8 +175,12 @@ def _guilty(accounts: list[Account], silent_s: float | None) -> tuple[list[int],
         return different, _different(accounts, different)
     waiting = where(lambda a: not a.returned) or list(range(len(accounts)))
     if message := next((account.awaits for account in accounts if account.awaits), ""):
-        return waiting, f"{ranks(waiting)} waited too long in {message}, for each other's messages"
-    return waiting, f"{ranks(waiting)} waited too long in {next(iter(lasts.values()), 'a collective')}"
+        for_what = "a message that never came" if len(waiting) == 1 else "each other's messages"
+        return waiting, f"{ranks(waiting)} waited too long in {message}, for {for_what}"
+    if not lasts:
+        return waiting, f"{ranks(waiting)} waited too long for a message of another rank"
+    longer = "a larger timeout= would wait longer"
+    return waiting, f"{ranks(waiting)} waited too long in {next(iter(lasts.values()))}; {longer}"
 
 
 def _minority(values: dict[int, Any]) -> list[int]:
@@ -197,6 +207,10 @@ def ranks(some: list[int]) -> str:
     if len(some) == 1:
         return f"rank {some[0]}"
     return f"ranks {', '.join(map(str, some[:-1]))} and {some[-1]}"
+
+
+def them(some: list[int]) -> str:
+    return "it" if len(some) == 1 else "them"
 
 
 def _signal(number: int) -> str:

@@ -80,8 +80,8 @@ class Job:
         if not self.links or link is None:
             raise WrongValue("this run has no link to change: launch it with link=dpviz.Link(gbps=1.0).")
         with self._beginning:
-            self.links.append(link)
             self._options["link"] = link
+            self.links[:] = [*self.links, link] if self._begun else [link]
             if self._begun:
                 with contextlib.suppress(OSError):
                     self._alarm.send(travel.dumps(link))

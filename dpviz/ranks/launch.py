@@ -42,7 +42,8 @@ def launch(
     experiment   a function, or "package.module:function"; it may yield records and may return a result
     world_size   the number of ranks, k, from 1 to 32; may be left out where the config implies it
     link         dpviz.Link(gbps=1.0) gives each rank a network interface of that speed, where the machine can; without
-                 one, and elsewhere, ranks talk over the loopback. run.environment.link says what it was
+                 one, and elsewhere, ranks talk over the loopback. run.environment.link says what it was. Either way
+                 ranks of a machine with links reach nothing outside; DPVIZ_LINK=none leaves them in its own network
     timeout      seconds that a collective may take, and half of what the whole launch may be silent (no record,
                  no print, no result)
     on_record    called as on_record(rank, record) as records arrive

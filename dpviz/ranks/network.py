@@ -145,9 +145,11 @@ class Network:
                 _delay(net, latency_us, before_us=self.shaped[slot][1])
             self.shaped[slot] = wanted
 
-    def of_slot(self, slot: int) -> tuple[int, int]:
-        """Return the namespaces that the slot's rank lives in by turns: without a link, and with one."""
-        return self.home, self.slots[slot]
+    def of_slot(self, slot: int) -> tuple[int, int | None]:
+        """Return the namespaces that the slot's rank lives in by turns: without a link, and with one (None where the
+        system has refused it).
+        """
+        return self.home, self.slots[slot] if slot < len(self.slots) else None
 
     @contextlib.contextmanager
     def _inside(self, namespace: int) -> Iterator[None]:

@@ -35,7 +35,7 @@ from dpviz.ranks import travel
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def serve(control: int, output: int, *, networks: tuple[int, int] | None = None) -> None:
+def serve(control: int, output: int, *, networks: tuple[int, int | None] | None = None) -> None:
     """Serve the launcher until it closes `control`; everything printed, also by C++ code, goes to `output` in order.
 
     networks  the namespaces of the server's loopback and of this rank's own interface, where it has one
@@ -53,7 +53,7 @@ def serve(control: int, output: int, *, networks: tuple[int, int] | None = None)
 
 
 class Rank:
-    def __init__(self, connection: Connection, networks: tuple[int, int] | None):
+    def __init__(self, connection: Connection, networks: tuple[int, int | None] | None):
         self.connection, self.networks = connection, networks
         self.jobs: queue.SimpleQueue = queue.SimpleQueue()
         self.sending = threading.Lock()

@@ -15,6 +15,7 @@ Messages are JSON and keep their boundaries, the socket being SOCK_SEQPACKET:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -54,13 +55,15 @@ def preload() -> None:
 
 def main(descriptor: int, directory: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    links = link.found()
-    network = None
+    links, network = link.found(), None
     if links["reason"] == "":
         from dpviz.ranks.network import Network, enter
 
-        enter()  # now, while there is one thread
-        network = Network()
+        try:
+            enter()  # now, while there is one thread
+            network = Network()
+        except OSError as error:  # the trial has used up what the system allows
+            links["reason"] = f"network namespaces are refused ({error.strerror})"
     preload()
     gc.collect()
     gc.freeze()  # what is shared with the ranks stays shared: the collector would write into every page
@@ -115,7 +118,8 @@ class Server:
 
     def fork(self, slot: int, descriptors: list[int]) -> None:
         if self.network:
-            self.network.grow(slot + 1)
+            with contextlib.suppress(Exception):  # no room for one more: it talks over the loopback, `shape` says why
+                self.network.grow(slot + 1)
         pid = os.fork()
         if pid == 0:
             self.become_rank(slot, *descriptors)
