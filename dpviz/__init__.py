@@ -16,6 +16,7 @@ import types
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "Calculator": "calculator",
     "Environment": "records",
     "Event": "records",
     "Link": "ranks.link",
@@ -25,6 +26,7 @@ _PUBLIC = {
     "Run": "records",
     "Step": "records",
     "Stopped": "ranks.errors",
+    "calculator": "calculator",
     "check_same_gradients": "checks",
     "check_same_trajectory": "checks",
     "collective_counts": "checks",

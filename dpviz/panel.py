@@ -20,13 +20,11 @@ from dpviz.ranks.link import Link
 from dpviz.records import Run, Step
 from dpviz.widgets import messages
 from dpviz.widgets.controls import changed, link_of, make_controls, shown, why_disabled
-from dpviz.widgets.live_figure import LiveFigure, Presence
-from dpviz.widgets.looks import sheet, span
+from dpviz.widgets.frame import Frame
+from dpviz.widgets.looks import span
 from dpviz.widgets.newest import Ended, NewestOnly
-from dpviz.widgets.prints import prints_of_this_thread
 from dpviz.widgets.saving import save_beside
 
-LONGEST_REPR = 109  # ipywidgets cuts a longer one
 BETWEEN_PICTURES_S = 0.3  # while newer requests keep coming
 BETWEEN_WORDS_S = 0.1  # progress and prints that reach the browser
 
@@ -69,28 +67,21 @@ def panel(
     )
 
 
-class Panel(w.VBox):
+class Panel(Frame):
     """See `panel`. `.run` is the run that is drawn (None before the first), `.controls` the widgets by name."""
 
     def __init__(self, experiment, config, *, figure, controls, world_size=4, link=None, timeout=10, progress=None):
         self._experiment, self._config, self._link, self._timeout = experiment, config, link, timeout
-        if not (hasattr(figure, "make") and hasattr(figure, "draw")):
-            raise ValueError(
-                f"figure is {figure!r}, but it must have make and draw, as the modules of dpviz.figures do."
-            )
-        self._world_size, self._draw, self._tell = world_size, figure.draw, progress or self._step_and_loss
+        self._world_size, self._tell = world_size, progress or self._step_and_loss
         self.run: Run | None = None
         self.seconds: list[float] = []  # of each run that was drawn, from begin to result
-        self._facts, self._facts_of, self._drawn_at = "not run", {}, 0.0
+        self._drawn_at = 0.0
         self._saying = threading.RLock()  # what is said about a run and what is wanted change together
         self._lines: list[str] = []
         self._spoke_at = 0.0
         self._newest = NewestOnly(self._begin, self._finish, slow=self._slow)
-        self.controls = make_controls(config, controls, world_size=world_size, link=link)
-        self._defaults = {name: control.value for name, control in self.controls.items()}
-        self.figure = LiveFigure(figure.make())
-        super().__init__(self._parts(), layout=w.Layout(width="100%", max_width="1000px"))
-        self.add_class("dpviz-panel")
+        made = make_controls(config, controls, world_size=world_size, link=link)
+        super().__init__(made, figure, note=why_disabled(made), buttons=self._buttons())
         for control in self.controls.values():
             control.observe(lambda _: self._request(), "value")
         self._request()
@@ -100,10 +91,8 @@ class Panel(w.VBox):
             self.stop()
             self._newest.wait()
 
-    def _parts(self) -> list[w.Widget]:
-        self._status, self._progress, self._verdict, self._foot, self._messages = (w.HTML() for _ in range(5))
-        self._status.add_class("dpviz-status")
-        self._messages.add_class("dpviz-messages")
+    def _buttons(self) -> tuple[list[w.Widget], list[w.Widget]]:
+        """Stop, before the status, and what saves, after it."""
         self._stop_button = w.Button(
             description="Stop",
             icon="stop",
@@ -123,25 +112,7 @@ class Panel(w.VBox):
         }
         for kind, button in self._save_buttons.items():
             button.on_click(lambda _, kind=kind: self._save(kind))
-        self._presence = Presence(layout=w.Layout(width="100%", height="0", margin="0"))
-        self._presence.on_msg(lambda *_: self._resend())
-        self._progress.layout = w.Layout(flex="1 1 auto")
-        row = {"flex_flow": "row wrap", "align_items": "center"}
-        note = w.HTML(span(html.escape(why_disabled(self.controls)), "dpviz-soft"))
-        controls = w.HBox([*self.controls.values(), note], layout=w.Layout(**row))
-        controls.add_class("dpviz-controls")
-        bar = w.HBox(
-            [self._stop_button, self._status, self._progress, w.HBox([*self._save_buttons.values()])],
-            layout=w.Layout(**row),
-        )
-        card = w.Box([self.figure], layout=w.Layout(display="block", width="100%"))
-        card.add_class("dpviz-card")
-        return [w.HTML(sheet()), controls, bar, self._verdict, card, self._foot, self._messages, self._presence]
-
-    def __repr__(self) -> str:
-        settings = shown(self._facts_of, defaults=self._defaults)
-        text = f"{settings}: {self._facts}" if settings else self._facts
-        return text if len(text) <= LONGEST_REPR else text[: LONGEST_REPR - 1] + "…"
+        return [self._stop_button], [*self._save_buttons.values()]
 
     # -- on any thread
 
@@ -150,22 +121,14 @@ class Panel(w.VBox):
         self._newest.stop()
 
     def _request(self) -> None:
-        values = {name: _tidy(control.value) for name, control in self.controls.items()}
+        values = self._values()
         with self._saying:
             self._newest.request(values)
             self._say("busy", "● running", values, " …")
 
-    def _say(self, css: str, mark: str, values: dict, more: str = "") -> None:
-        settings = html.escape(shown(values, defaults=self._defaults))
-        self._status.value = f"{span(mark, f'dpviz-mark dpviz-mark-{css}')} {settings}{more}"
-
     def _resend(self) -> None:
-        """A page shows the panel, perhaps after a reload: what was sent while it was loading never arrived."""
         with self._saying:
-            said = (self._status, self._progress, self._verdict, self._foot, self._messages, self._stop_button)
-            for widget in (*self.controls.values(), *said):
-                widget.send_state()
-        self.figure.resend()
+            super()._resend()
 
     def _save(self, kind: str) -> None:
         try:
@@ -236,17 +199,9 @@ class Panel(w.VBox):
         if ended.error:
             raise ended.error
         run = ended.job.result()
-        with prints_of_this_thread() as said:
-            try:
-                with self.figure.changing() as figure:
-                    verdict = self._draw(figure, run)
-            finally:
-                self._lines.extend(said.getvalue().splitlines())
-        good = {True: "dpviz-yes", False: "dpviz-no", None: ""}[verdict.good]
-        self.run, self._facts, self._facts_of, self._drawn_at = run, verdict.text, ended.wish, time.perf_counter()
-        self._verdict.value = f"<div class='dpviz-verdict {good}'>{verdict.html}</div>"
-        conditions = html.escape(f"{run.environment.line()}; bytes {run.environment.wire}")
-        self._foot.value = f"<div class='dpviz-foot dpviz-soft'>{conditions}</div>"
+        verdict = self._picture(run, self._lines)
+        self.run, self._drawn_at = run, time.perf_counter()
+        self._conclude_with(verdict, ended.wish, f"{run.environment.line()}; bytes {run.environment.wire}")
         self._show(messages.printed(self._lines))
         self.seconds.append(ended.seconds)
         self._say_unless_newer("yes", "✓", ended.wish, span(f" {ended.seconds:.2f} s", "dpviz-soft"))
@@ -260,16 +215,7 @@ class Panel(w.VBox):
             self._verdict.value = f"<div class='dpviz-verdict dpviz-soft'>The figure is that of {of}.</div>"
         self._say_unless_newer("no", "✗ failed", ended.wish)
 
-    def _show(self, text: str) -> None:
-        if text != self._messages.value:
-            self._messages.value = text
-
     def _say_unless_newer(self, *words) -> None:
         with self._saying:
             if not self._newest.waiting:
                 self._say(*words)
-
-
-def _tidy(value):
-    """A slider's number without the tail that its logarithm leaves."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value

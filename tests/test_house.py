@@ -19,6 +19,7 @@ OUTSIDE = {  # part of dpviz: what from outside it may not import, anywhere
     "questions": TORCH | WIDGETS,
     "figures": TORCH | WIDGETS,
     "panel": TORCH,
+    "calculator": TORCH,
     "predict": TORCH,
     "widgets": TORCH,
     "start": TORCH | WIDGETS,
@@ -47,6 +48,7 @@ INSIDE = {  # part of dpviz: the other parts it may import
     "widgets": {"ranks", "figures", "questions", "records"},
     "predict": {"widgets", "records"},
     "panel": {"ranks", "records", "widgets", "questions", "figures"},
+    "calculator": {"widgets"},
     "start": set(),
     "doctor": {"ranks", "measure", "records", "launch"},
     "planner": {"questions", "theory"},
@@ -115,7 +117,7 @@ LIGHT = {
     "start": "import dpviz.start",
     "doctor": "import dpviz.doctor",
     "plan": "from dpviz.__main__ import main; main(['plan'])",
-    "panel and predict": "import dpviz.panel, dpviz.predict",
+    "panel and predict": "import dpviz.panel, dpviz.predict, dpviz.calculator",
 }
 
 
@@ -139,8 +141,8 @@ def test_each_commands_help_imports_no_torch():
 
 
 def test_a_function_is_not_hidden_by_the_module_it_comes_from():
-    code = "import dpviz as dp, dpviz.predict; from dpviz.panel import Panel; dp.Prediction\n"
-    code += "assert callable(dp.panel) and callable(dp.predict) and dp.Panel is Panel"
+    code = "import dpviz as dp, dpviz.predict, dpviz.calculator; from dpviz.panel import Panel; dp.Prediction\n"
+    code += "assert callable(dp.panel) and callable(dp.predict) and dp.Panel is Panel and callable(dp.calculator)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

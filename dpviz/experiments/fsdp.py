@@ -100,6 +100,7 @@ class Ledger:
             "wire_item_bytes": 2 if config.mixed_precision else item,
             "groups": len(way.names),
             "group_names": way.names,
+            "group_sizes": group_sizes(config)[: len(way.names)],
             "clock": self.offset.how,
             **counted,
             **traced(self, self.offset.seconds),
@@ -235,6 +236,13 @@ def names_of(model, layers):
     """Return the layers' names within the model, and "the rest"."""
     names = {module: name for name, module in model.named_modules()}
     return [names[layer] for layer in layers] + ["the rest"]
+
+
+def group_sizes(config):
+    """Return how many parameters each group has whole: those of the layers, and what is left."""
+    model = build(config)
+    sizes = [sum(p.numel() for p in layer.parameters()) for layer in wrapped(config, model)]
+    return [*sizes, sum(p.numel() for p in model.parameters()) - sum(sizes)]
 
 
 def losses_of_ddp(config):

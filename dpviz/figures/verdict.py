@@ -25,7 +25,12 @@ def titled(figure: go.Figure, verdict: Verdict, run) -> go.Figure:
     """Write the verdict and the environment of the run, or of several runs, over the figure, which grows by their
     height.
     """
-    colour, runs = {True: YES, False: NO}.get(verdict.good), run if isinstance(run, list | tuple) else [run]
+    return headed(figure, verdict, _conditions(run if isinstance(run, list | tuple) else [run]))
+
+
+def headed(figure: go.Figure, verdict: Verdict, conditions: str) -> go.Figure:
+    """Write the verdict and the conditions it holds under over the figure, which grows by their height."""
+    colour = {True: YES, False: NO}.get(verdict.good)
     words = verdict.html.replace("<b>", f"<b style='color:{colour}'>", 1) if colour else verdict.html
     room = 52
     figure.update_layout(
@@ -38,7 +43,7 @@ def titled(figure: go.Figure, verdict: Verdict, run) -> go.Figure:
             "yref": "container",
             "yanchor": "top",
             "pad": {"t": 12},
-            "subtitle": {"text": _conditions(runs), "font": {"size": 12, "color": SOFT_INK}},
+            "subtitle": {"text": conditions, "font": {"size": 12, "color": SOFT_INK}},
         },
         margin_t=figure.layout.margin.t + room,
         height=figure.layout.height + room,

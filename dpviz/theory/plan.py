@@ -118,29 +118,28 @@ def _choice(stages: list[Stage], *, memory_gb: float) -> tuple[int | None, str]:
         return None, ""
     roomy = [stage for stage in fitting if stage.free_gb >= COMFORTABLE * memory_gb]
     chosen = roomy[0] if roomy else fitting[-1]
-    why = f"{chosen.name} takes {chosen.memory_gb:.4g} of {memory_gb:g} GB"
+    why = f"{chosen.name} takes {_of(chosen.memory_gb)} of {memory_gb:g} GB"
     tight = [stage for stage in fitting if stage.stage < chosen.stage]
     too_large = [stage for stage in stages if not stage.fits]
     if too_large:
         largest = too_large[-1]
-        why += f"; {largest.name} would take {largest.memory_gb:.4g} GB and does not fit"
+        why += f"; {largest.name} would take {_of(largest.memory_gb)} GB and does not fit"
     if tight:
         why += f"; {tight[0].name} would leave {tight[0].free_gb:.2g} GB free, less than fragments and buffers take"
+    sent, plain = _of(chosen.traffic_gb), _of(stages[0].traffic_gb)
     if chosen.stage == 0:
         why += "; nothing needs to be divided, so nothing more needs to be sent or gathered"
     elif chosen.stage < 3:
-        why += f"; it sends {chosen.traffic_gb:.4g} GB a step, plain data parallelism {stages[0].traffic_gb:.4g} GB"
+        why += f"; it sends {sent} GB a step, plain data parallelism {plain} GB"
     else:
-        why += (
-            f"; it sends {chosen.traffic_gb:.4g} GB a step instead of {stages[0].traffic_gb:.4g} GB, which is the price"
-        )
+        why += f"; it sends {sent} GB a step instead of {plain} GB, which is the price"
     if not roomy:
         why += f"; only {chosen.free_gb:.2g} GB stay free, so expect to run out of memory now and then"
     return chosen.stage, why + "."
 
 
 def _none_fits(zero_3: Stage, *, memory_gb: float, parameters: float, k: int, least: int | None) -> str:
-    why = f"Nothing fits: even ZeRO-3 would take {zero_3.memory_gb:.4g} of {memory_gb:g} GB. "
+    why = f"Nothing fits: even ZeRO-3 would take {_of(zero_3.memory_gb)} of {memory_gb:g} GB. "
     if least is None:
         return why + "The activations and the headroom alone fill the card: lower the micro-batch, or recompute them."
     offloaded = 12 * parameters / k  # of its 16 N/k bytes
@@ -149,8 +148,8 @@ def _none_fits(zero_3: Stage, *, memory_gb: float, parameters: float, k: int, le
     return (
         f"{why}It would fit on {least} ranks. Or lower the activations (smaller micro-batches, recomputation); or "
         f"offload the optimizer to the host, which frees {offloaded / GB:.4g} GB, {enough}, and at "
-        f"{OFFLOAD_BYTES_PER_S / 1e9:g} GB/s costs {seconds:.2g} s a step for gradients down and parameters up; or "
-        "divide the model itself (tensor or pipeline parallelism)."
+        f"{OFFLOAD_BYTES_PER_S / 1e9:g} GB/s costs {_of(seconds)} s a step for gradients down and parameters up; "
+        "or divide the model itself (tensor or pipeline parallelism)."
     )
 
 
@@ -166,8 +165,8 @@ def _notes(
     chosen = stages[choice] if choice is not None else None
     if chosen and chosen.communication_s > chosen.compute_s:
         notes.append(
-            f"The link is the bottleneck: {chosen.communication_s:.3g} s of communication, {chosen.compute_s:.3g} s of "
-            "computing. More tokens a rank and step, or a faster link, would help; more ranks would not."
+            f"The link is the bottleneck: {_of(chosen.communication_s)} s of communication, {_of(chosen.compute_s)} s "
+            "of computing. More tokens a rank and step, or a faster link, would help; more ranks would not."
         )
     if chosen and chosen.stage in (2, 3) and K > 1:
         notes.append(
@@ -175,3 +174,8 @@ def _notes(
             "traffic. Reducing once, at the end, costs the memory of whole gradients."
         )
     return notes
+
+
+def _of(number: float) -> str:
+    """Four digits, and no powers of ten."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"

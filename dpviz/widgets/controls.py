@@ -7,9 +7,9 @@ import math
 
 import ipywidgets as w
 
-from dpviz.questions.base import WORLD_SIZE, Field, Question, fields_of
+from dpviz.questions.base import WORLD_SIZE, Checked, Field, fields_of
 from dpviz.ranks.link import GBPS, LATENCY_US, Link
-from dpviz.widgets.rows import Rows
+from dpviz.widgets.rows import Rows, step_of
 
 SYMBOLS = {"world_size": "k", "accumulation_steps": "K", "micro_batch": "B"}
 LABELS = {
@@ -18,34 +18,51 @@ LABELS = {
     "micro_batch": "micro-batch B",
     "link_gbps": "link, Gb/s",
     "link_latency_us": "latency, µs",
+    "params": "parameters N",
+    "memory_gb": "memory, GB",
+    "activations_gb": "activations, GB",
+    "headroom_gb": "headroom, GB",
+    "flops_per_s": "FLOP/s",
+    "tokens": "tokens a micro-batch",
+    "bucket_cap_mb": "bucket cap, MiB",
 }
 OF_THE_LINK = {"link_gbps": GBPS, "link_latency_us": LATENCY_US}
 OF_THE_LAUNCH = {"world_size": WORLD_SIZE} | OF_THE_LINK
 COMMON = {"style": {"description_width": "initial"}}
 
 
-def make_controls(config, controls, *, world_size: int, link: Link | None = None) -> dict[str, w.Widget]:
+def make_controls(
+    config, controls, *, world_size: int | None = None, link: Link | None = None, live: bool = False
+) -> dict[str, w.Widget]:
     """Return a widget for each name in `controls`, holding what `config`, `world_size` and `link` hold. Those of the
     link are disabled where there are no links.
 
-    controls: a list of names, or a dict from name to None or a narrower allowance, (low, high) or a tuple of options.
+    controls    a list of names, or a dict from name to None or a narrower allowance: (low, high), or a tuple of options
+                (of numbers three or more)
+    world_size  None where nothing is launched: then only the config's own fields can be controlled
+    live        whether sliders speak while they are moved, and not only when they are released
+
     Raises ValueError for a name that the Config does not have, or a value outside of what its control allows.
     """
     if not isinstance(controls, dict | list | tuple):
         raise ValueError(
             f"controls is {controls!r}, but it must be a list of field names, or a dict from names to ranges."
         )
-    known = OF_THE_LAUNCH | _fields(config)
+    known = _fields(config) if world_size is None else OF_THE_LAUNCH | _fields(config)
     link = link or Link()
-    of_launch = {"world_size": world_size, "link_gbps": link.gbps, "link_latency_us": link.latency_us}
+    of_launch = (
+        {}
+        if world_size is None
+        else {"world_size": world_size, "link_gbps": link.gbps, "link_latency_us": link.latency_us}
+    )
     wanted = controls if isinstance(controls, dict) else dict.fromkeys(controls)
     made = {}
     for name, allowed in wanted.items():
         if name not in known:
             raise ValueError(f"there is no field named {name!r} to control. The fields are: {', '.join(known)}.")
         value = of_launch[name] if name in of_launch else getattr(config, name)
-        made[name] = _control(_narrowed(known[name], allowed, value), value)
-        if name in OF_THE_LINK:
+        made[name] = _control(_narrowed(known[name], allowed, value), value, live=live)
+        if name in OF_THE_LINK and name in of_launch:
             support = Link.supported()
             made[name].disabled = not (support.latency if name == "link_latency_us" else support)
     return made
@@ -69,6 +86,10 @@ def _narrowed(one: Field, allowed, value) -> Field:
         if strange:
             raise ValueError(f"{one.name} has no option {strange[0]!r}. It must be {one.allowed()}.")
         limits["options"] = tuple(allowed)
+    elif one.kind in ("whole", "number") and isinstance(allowed, list | tuple) and len(allowed) > 2:
+        limits["options"] = tuple(map(one.check, allowed))
+        if value not in limits["options"]:
+            raise ValueError(f"{one.name} is {value!r}, which is not among the options {tuple(allowed)}. Add it.")
     elif allowed is not None and one.kind in ("whole", "number", "list", "rows"):
         if not (
             isinstance(allowed, list | tuple) and len(allowed) == 2 and all(isinstance(a, int | float) for a in allowed)
@@ -84,15 +105,17 @@ def _narrowed(one: Field, allowed, value) -> Field:
     return narrow
 
 
-def _control(one: Field, value) -> w.Widget:
-    """The widget of a field. None of them speaks while it is still being moved, since each value costs a run."""
+def _control(one: Field, value, *, live: bool) -> w.Widget:
+    """The widget of a field. Unless `live`, none speaks while it is still being moved, since each value costs a run."""
     label = LABELS.get(one.name, one.name.replace("_", " "))
     common = {"description": label, "tooltip": one.help, **COMMON}
+    slider = {"continuous_update": live, "layout": w.Layout(width=_room(label)), **common}
+    if one.kind in ("whole", "number") and one.options:
+        return w.SelectionSlider(options=[(_short(n), n) for n in one.options], value=value, **slider)
     if one.kind == "whole":
-        room = w.Layout(width=_room(label))
-        return w.IntSlider(value, min=one.low, max=one.high, continuous_update=False, layout=room, **common)
+        return w.IntSlider(value, min=one.low, max=one.high, **slider)
     if one.kind == "number":
-        return _number(one, value, common)
+        return _number(one, value, slider)
     if one.kind == "flag":
         return w.Checkbox(value, indent=False, layout=w.Layout(width="auto", margin="2px 16px 2px 4px"), **common)
     if one.kind == "rows" and value is not None:
@@ -103,22 +126,20 @@ def _control(one: Field, value) -> w.Widget:
     return w.Dropdown(options=one.options, value=value, layout=w.Layout(width="auto"), **common)
 
 
-def _number(one: Field, value: float, common: dict) -> w.Widget:
-    room = w.Layout(width=_room(common["description"]))
+def _number(one: Field, value: float, slider: dict) -> w.Widget:
     if one.low > 0 and one.high / one.low >= 100:
         low, high = math.log10(one.low), math.log10(one.high)
-        return w.FloatLogSlider(value, min=low, max=high, step=0.1, continuous_update=False, layout=room, **common)
-    step = (one.high - one.low) / 100
-    return w.FloatSlider(
-        value,
-        min=one.low,
-        max=one.high,
-        step=step,
-        continuous_update=False,
-        readout_format=".3g",
-        layout=room,
-        **common,
-    )
+        return w.FloatLogSlider(value, min=low, max=high, step=0.1, **slider)
+    step = step_of(one)  # a browser rounds to it, so it must be one on which people's numbers lie
+    return w.FloatSlider(value, min=one.low, max=one.high, step=step, readout_format=".3g", **slider)
+
+
+def _short(number: float) -> str:
+    """7e9 as '7B', 1024 as '1,024'."""
+    for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if number >= size:
+            return f"{number / size:.4g}{letter}"
+    return f"{number:,.6g}"
 
 
 def _room(label: str) -> str:
@@ -127,10 +148,11 @@ def _room(label: str) -> str:
 
 
 def changed(config, values: dict):
-    """Return `config` with the controls' values, those of the launch left out. Raises ValueError for a value it cannot
-    take.
+    """Return `config` with the controls' values, those of the launch left out that are no fields of it. Raises
+    ValueError for a value it cannot take.
     """
-    known, fields = _fields(config), {name: value for name, value in values.items() if name not in OF_THE_LAUNCH}
+    known = _fields(config)
+    fields = {name: value for name, value in values.items() if name in known or name not in OF_THE_LAUNCH}
     for name, value in fields.items():
         if isinstance(value, str) and known[name].kind in ("rows", "list"):
             fields[name] = known[name].parse(value) if value else None
@@ -144,7 +166,7 @@ def link_of(values: dict, link: Link | None) -> Link | None:
 
 
 def _fields(config) -> dict[str, Field]:
-    return {one.name: one for one in fields_of(type(config))} if isinstance(config, Question) else {}
+    return {one.name: one for one in fields_of(type(config))} if isinstance(config, Checked) else {}
 
 
 def shown(values: dict, *, defaults: dict | None = None) -> str:

@@ -72,7 +72,7 @@ class Rows(w.VBox):
 
 
 def _slider(one: Field, number, *, rank: int, of: int, tooltip: str) -> w.Widget:
-    kind, more = (w.IntSlider, {}) if one.integers else (w.FloatSlider, {"step": _step(one), "readout_format": ".3g"})
+    kind, more = (w.IntSlider, {}) if one.integers else (w.FloatSlider, {"step": step_of(one), "readout_format": ".3g"})
     slider = kind(
         number,
         min=one.low,
@@ -86,7 +86,7 @@ def _slider(one: Field, number, *, rank: int, of: int, tooltip: str) -> w.Widget
     return slider
 
 
-def _step(one: Field) -> float:
+def step_of(one: Field) -> float:
     """A power of ten: 40 to 400 steps from end to end."""
     return 10.0 ** math.floor(math.log10((one.high - one.low) / 40))
 
