@@ -1,5 +1,7 @@
 """ZeRO stages: what ranks hold and send against the paper's formulas, and the same training as stage 0."""
 
+from functools import partial
+
 import pytest
 
 from dpviz.experiments.zero import experiment
@@ -49,10 +51,78 @@ def test_twenty_steps_are_those_of_stage_0_and_of_one_process(fields, stage, imp
     assert found["max_difference_from_single"] < 1e-10
 
 
+@pytest.mark.parametrize("wire", ["measured", "counted"])
+@pytest.mark.parametrize("stage, units", [(0, 1.5), (1, 2.25), (2, 1.5), (3, 2.25)])
+def test_torchs_classes_hold_and_send_what_is_predicted_of_them(stage, units, wire, monkeypatch):
+    if wire == "counted":
+        monkeypatch.setenv("DPVIZ_WIRE", "counted")
+    found = facts(stage=stage, implementation="torch", steps=3, layers=3)
+    assert found["bytes_per_rank"] == found["bytes_predicted"]
+    predicted = [a + b for a, b in zip(found["wire_bytes_predicted"], found["framing_bytes_predicted"], strict=True)]
+    if wire == "measured" or stage != 1:  # who broadcasts is not recorded
+        assert found["wire_bytes"] == pytest.approx(predicted, rel=0.001)
+    assert found["wire_over_payload"] == pytest.approx(units, rel=0.02)
+
+
+def test_whole_tensors_are_unequal_shares_and_rows_are_not():
+    fullest = {}
+    for stage in (1, 3):
+        found = facts(8, stage=stage, implementation="torch", steps=1, layers=1)
+        optimizer = [rank["optimizer"] for rank in found["bytes_per_rank"]]
+        fullest[stage] = max(optimizer) / (16 * found["parameters"] / 8)
+    assert fullest[1] > 2.5 and fullest[3] < 1.05
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_peak_is_that_of_torchs_own_tracker(stage):
+    """Of FSDP2's tensors: a DTensor alone would claim the bytes of the whole."""
+
+    def peaks(options):
+        from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+
+        from dpviz.experiments import engines, zero
+
+        config = options["config"]
+        engine = engines.make(config, zero.build(config), stage=config.stage)
+        for step in range(2):
+            zero.train_step(config, engine, step)
+        ours = zero.over_a_step(config, engine)["memory"]["peak"]
+        tracker = FSDPMemTracker(engine.model, engine.optimizer)
+        with tracker:
+            zero.train_step(config, engine, 2)
+        return ours, sum(of_device["Total"] for of_device in tracker.get_tracker_snapshot("peak").values())
+
+    config = Config(stage=stage, implementation="torch", layers=8, width=128)
+    ours, torchs = launch(peaks, {"config": config}, world_size=2).results[0]
+    assert ours == pytest.approx(torchs, rel=0.02)
+
+
+def test_memory_over_a_step_tells_layers_gathered_from_what_is_kept():
+    run = launch(experiment, Config(stage=3, steps=1, layers=8), world_size=2)
+    held, payload = run.results[0]["memory"]["held"], run.facts["payload_bytes"]
+    assert max(held["parameters"]) == pytest.approx(payload / 2, rel=0.01)
+    assert 0 < max(held["gathered"]) < payload / 4  # one layer at a time
+    assert held["gathered"][-1] == 0 and held["activations"][-1] < 0.01 * max(held["activations"])
+    assert max(held["gradients"]) < payload  # shards, and one layer's whole gradient
+
+
+def test_no_stage_divides_activations_and_recomputing_lowers_them():
+    kept = {stage: facts(2, stage=stage, steps=1, micro_batch=64)["activation_bytes"] for stage in (0, 3)}
+    assert kept[0] == kept[3]
+    assert facts(2, stage=3, steps=1, micro_batch=64, recompute=True)["activation_bytes"][0] < kept[3][0] / 2
+
+
 @pytest.mark.parametrize("stage, units", [(0, 1.5), (1, 1.5), (2, 3.75), (3, 9.0)])
 def test_accumulation_multiplies_what_must_be_reduced_each_time(stage, units):
     found = facts(stage=stage, accumulation_steps=4, steps=2, width=64)
     assert found["wire_over_payload"] == pytest.approx(units, rel=0.02)
+
+
+def test_a_ring_is_counted_where_the_kernel_does_not_tell(monkeypatch):
+    monkeypatch.setenv("DPVIZ_WIRE", "counted")
+    found = facts(stage=3, steps=1)
+    assert found["wire_over_payload"] == pytest.approx(2.25, rel=0.001)
+    assert found["collectives"] == {"all_gather": 12, "reduce_scatter": 6}
 
 
 def test_gloos_reduce_scatter_is_an_all_reduce():
@@ -108,9 +178,9 @@ def test_clipping_by_each_shards_own_norm_is_wrong():
 
         model = torch.nn.Linear(2, 1, bias=False).double()
         torch.nn.init.zeros_(model.weight)
-        engine = by_hand.Zero(model, stage=3, optimizer=lambda p: torch.optim.SGD(p, lr=1.0), max_norm=1.0)
+        engine = by_hand.Stage3(model, optimizer=lambda p: torch.optim.SGD(p, lr=1.0), max_norm=1.0)
         if own_norm:
-            engine._norm = lambda gradients: gradients[0].norm().item()
+            engine.norm = lambda gradients: gradients[0].norm().item()
         engine.backward(model(torch.tensor([[3.0, 4.0]], dtype=torch.float64)).sum())
         engine.step()
         return -engine.units[0].shard.item()
@@ -129,7 +199,8 @@ def test_tied_and_frozen_parameters():
         model[2].weight = model[0].weight
         model[1].bias.requires_grad_(False)
         before = model[1].bias.detach().clone()
-        engine = by_hand.Zero(model, stage=stage, optimizer=lambda p: torch.optim.AdamW(p, lr=0.01), layers=list(model))
+        adamw = partial(torch.optim.AdamW, lr=0.01)
+        engine = by_hand.STAGES[stage](model, optimizer=adamw, layers=list(model))
         x, losses = torch.linspace(-1, 1, 24, dtype=torch.float64).view(4, 6), []
         for _ in range(4):
             loss = model(x).pow(2).sum()

@@ -110,7 +110,7 @@ class OfTorch:
 
     def held(self):
         return {
-            "parameters": [local(parameter.detach()) for parameter in self.parameters],
+            "parameters": [local(parameter) for parameter in self.parameters],
             "gradients": [local(parameter.grad) for parameter in self.parameters if parameter.grad is not None],
             "optimizer": state_tensors(self.inner_optimizer()),
             "master": [],
@@ -136,7 +136,7 @@ def state_tensors(optimizer):
 
 
 def local(tensor):
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # to_local() is an operation of its own
 
 
 class Replicated(OfTorch):

@@ -19,14 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 from dpviz import data, models
 from dpviz.experiments import engines
 from dpviz.experiments.equivalence import DTYPES, micro_batches
-from dpviz.measure import clock
+from dpviz.measure import clock, wire
 from dpviz.measure.fsdp_trace import fsdp_spans
 from dpviz.measure.memory import Watch, distinct_bytes
 from dpviz.measure.meter import Meter
-from dpviz.parallel import fsdp, ring
+from dpviz.parallel import fsdp
 from dpviz.parallel.fsdp2_ring import use_reduce_scatter
 from dpviz.questions.fsdp import Config
-from dpviz.records import Event, Step
+from dpviz.records import COUNTED, Event, Step
 
 __all__ = ["Config", "experiment"]
 
@@ -62,7 +62,8 @@ class Ledger:
     def micro_batches(self, step):
         """Yield this rank's K micro-batches of a step, and let gradients be reduced after those that `sync` says."""
         self.meter.read()
-        self.way.scatters, self.part, self.begun = 0, 0.0, time.perf_counter()
+        self.way.ring.read()
+        self.part, self.begun = 0.0, time.perf_counter()
         batches = micro_batches(self.config, step, dist.get_rank(), dist.get_world_size())
         for number, batch in enumerate(batches, start=1):
             self.way.synchronize(self.config.sync == "every" or number == len(batches))
@@ -78,6 +79,8 @@ class Ledger:
         """Return this rank's loss of the step that ends here."""
         self.seconds.append(time.perf_counter() - self.begun)
         self.sent, self.issued = self.meter.read()
+        self.scatters, by_ring = self.way.ring.read()
+        self.sent += by_ring if wire.how() == COUNTED else 0
         self.losses.append(self.part)
         return self.part
 
@@ -88,7 +91,7 @@ class Ledger:
         counted = {
             "all_gathers": sum("all_gather" in name or "allgather" in name for name in names),
             # gloo records its reduce-scatter as the all-reduce that it is inside
-            "reduce_scatters": way.scatters or sum("reduce" in name for name in names),
+            "reduce_scatters": self.scatters or sum("reduce" in name for name in names),
         }
         return {
             "losses": self.losses,
@@ -137,14 +140,14 @@ class ByHand:
     """dpviz.parallel.fsdp."""
 
     def __init__(self, config, model):
-        self.model, self.spans, self.scatters = model, [], 0
+        self.model, self.spans, self.ring = model, [], engines.Ring()
         layers = wrapped(config, model)
         self.sharded = fsdp.FullySharded(
             model,
             layers=layers,
             reshard_after_forward=config.reshard_after_forward,
             prefetch=config.prefetch,
-            reduce_scatter=ring.reduce_scatter if config.reduce_scatter == "ring" else fsdp.reduce_scatter,
+            reduce_scatter=self.ring.reduce_scatter if config.reduce_scatter == "ring" else fsdp.reduce_scatter,
             watch=self.watch,
         )
         self.names = names_of(model, layers)[: len(self.sharded.groups)]
@@ -152,7 +155,6 @@ class ByHand:
         self.backward = self.sharded.backward
 
     def watch(self, what, group, start, end):
-        self.scatters += what == "scatter"
         self.spans.append((what, self.names[group], start, end))
 
     def synchronize(self, wanted):
@@ -189,18 +191,14 @@ class ByTorch:
         for number, layer in enumerate(layers):
             layer.set_modules_to_forward_prefetch(layers[number + 1 : number + 1 + config.prefetch])
             layer.set_modules_to_backward_prefetch(layers[max(0, number - config.prefetch) : number][::-1])
-        self.scatters = 0
+        self.ring = engines.Ring()
         if config.reduce_scatter == "ring":
-            use_reduce_scatter(model, self.by_ring)
+            use_reduce_scatter(model, self.ring.reduce_scatter)
         self.model = model
         self.names = names_of(model, layers)
         if config.wrap == "each_layer":
             self.names.pop()  # nothing is left for the model itself
         self.optimizer = optimizer_of(config, model.parameters())
-
-    def by_ring(self, whole):
-        self.scatters += 1
-        return ring.reduce_scatter(whole)
 
     def synchronize(self, wanted):
         self.model.set_requires_gradient_sync(wanted)

@@ -37,10 +37,11 @@ def experiment(config):
     losses = []
     for step in range(config.steps):
         account.begin()
-        losses.append(train_step(config, engine, step, account.before_step))
+        losses.append(train_step(config, engine, step))
         account.end()
         yield Step(step=step, loss=losses[-1])
-    return {"losses": losses, **account.report(), **references(config), "memory": over_a_step(config, engine)}
+    measured = {**account.report(), **over_a_step(config, engine), **references(config)}
+    return {"losses": losses, **measured}
 
 
 def references(config):
@@ -60,11 +61,10 @@ def references(config):
     }
 
 
-def train_step(config, engine, step, before_step=lambda: None):
+def train_step(config, engine, step):
     """Go through this rank's K micro-batches of a step and update; return its loss."""
     batches = micro_batches(config, step, dist.get_rank(), dist.get_world_size())
     loss = sum(engine.micro_batch(x, y, last=number == len(batches)) for number, (x, y) in enumerate(batches, start=1))
-    before_step()
     engine.step()
     return loss
 
@@ -92,19 +92,16 @@ def recompute(layer):
 
 
 class Account:
-    """Notes bytes held, bytes sent and seconds of each step; it calls no collective."""
+    """Notes bytes sent, collectives and seconds of each step; it calls no collective."""
 
     def __init__(self, config, engine):
         self.config, self.engine, self.meter = config, engine, Meter()
-        self.seconds, self.sent, self.held, self.names = [], [], [], []
+        self.seconds, self.sent, self.names = [], [], []
 
     def begin(self):
         self.meter.read()
         self.engine.ring.read()
         self.began = time.perf_counter()
-
-    def before_step(self):
-        self.held.append({kind: distinct_bytes(tensors) for kind, tensors in self.engine.held().items()})
 
     def end(self):
         self.seconds.append(time.perf_counter() - self.began)
@@ -117,7 +114,6 @@ class Account:
     def report(self):
         names = self.names[-1]
         return {
-            "bytes": self.held[-1],
             "wire_bytes": self.sent[-1],
             "seconds": self.seconds,
             "median_s": statistics.median(self.seconds),
@@ -127,22 +123,29 @@ class Account:
 
 
 def over_a_step(config, engine):
-    """Return the bytes of all tensors over one more step: {"peak": ..., "times": [...], "held": {kind: [...]}}."""
+    """Return what this rank holds in one more step: "bytes" of model state between backward and step, and "memory", all
+    tensors over time: {"peak": bytes, "times": [seconds], "held": {kind: [bytes]}}.
+    """
     batches = micro_batches(config, config.steps, dist.get_rank(), dist.get_world_size())
     watch = Watch({"gathered": engine.gathered(), **engine.held()})
 
     def came(gradient):  # whole, on its way to be reduced; those before it have left their shards by now
-        watch.mark("gradients", [gradient, *engine.held()["gradients"]])
+        with watch.looking_away():
+            watch.mark("gradients", [gradient, *engine.held()["gradients"]])
 
     handles = [leaf.register_hook(came) for leaf in engine.leaves()]
     with watch:
         for number, (x, y) in enumerate(batches, start=1):
             engine.micro_batch(x, y, last=number == len(batches))
-            watch.mark("gradients", engine.held()["gradients"])
+        with watch.looking_away():
+            held = engine.held()
+            watch.mark("gradients", held["gradients"])
+            state = {kind: distinct_bytes(tensors) for kind, tensors in held.items()}
+        del held
         engine.step()
     for handle in handles:
         handle.remove()
-    return watch.over_time()
+    return {"bytes": state, "memory": watch.over_time()}
 
 
 def activation_bytes(config, model):

@@ -60,7 +60,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.known: dict[int, tuple[StorageWeakRef, str]] = {}
         self.samples: list[tuple[float, dict[str, int]]] = []
-        self.began = time.perf_counter()
+        self.looks, self.began = True, time.perf_counter()
         for kind, tensors in kinds.items():
             self.mark(kind, tensors)
         self._sample()
@@ -84,6 +84,13 @@ class Watch(TorchDispatchMode):
             storage = tensor.untyped_storage()
             self.known[storage._cdata] = (StorageWeakRef(storage), kind)
 
+    @contextlib.contextmanager
+    def looking_away(self) -> Iterator[None]:
+        """Notes nothing meanwhile: for code that asks what there is, and computes nothing."""
+        self.looks = False
+        yield
+        self.looks = True
+
     def __enter__(self):
         self.saving = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
         self.saving.__enter__()
@@ -103,6 +110,8 @@ class Watch(TorchDispatchMode):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a DTensor claims the bytes of the whole: let it act, and see what its parts do
         result = function(*args, **(kwargs or {}))
+        if not self.looks:
+            return result
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
                 storage = tensor.untyped_storage()

@@ -1,10 +1,10 @@
 """ZeRO by hand: data parallelism in which a rank stops holding what it does not need at the moment.
 
-    stage 0   everything on every rank; gradients are all-reduced before the step
-    stage 1   optimizer state and master weights divided by k: gradients are reduce-scattered, each rank updates its
+    Stage0    everything on every rank; gradients are all-reduced before the step
+    Stage1    optimizer state and master weights divided by k: gradients are reduce-scattered, each rank updates its
               part, the new parameters are gathered
-    stage 2   gradients divided too: reduced as soon as backward has made them, then freed
-    stage 3   parameters divided too: gathered before a unit is used, in forward and in backward, then freed
+    Stage2    gradients divided too: reduced as soon as backward has made them, then freed
+    Stage3    parameters divided too: gathered before a unit is used, in forward and in backward, then freed
 
 A *unit* is what travels in one message: the parameters of a layer end to end, padded until k divides them. This rank
 owns the rank-th of its k equal parts, the *shard*.
@@ -58,6 +58,26 @@ class Unit:
     def own(self, flat: torch.Tensor) -> torch.Tensor:
         return flat[dist.get_rank() * self.size :][: self.size]
 
+    def when_complete(self, function: Callable[["Unit"], None]) -> None:
+        """Call function(unit) as soon as backward has brought the gradients of all its parameters."""
+
+        def came(_):
+            self.waiting -= 1
+            if self.waiting == 0:
+                function(self)
+
+        for parameter in self.parameters:
+            parameter.register_post_accumulate_grad_hook(came)
+
+    def take_gradient(self) -> torch.Tensor:
+        """Return the gradients as one flat tensor, which from then on is the only one to hold them."""
+        flat = self.whole.new_zeros(len(self.whole))
+        for parameter, place in zip(self.parameters, self.views(flat), strict=True):
+            if parameter.grad is not None:
+                place.copy_(parameter.grad)
+            parameter.grad = None
+        return flat
+
     def free(self) -> None:
         """Give the memory of `whole` back; the parameters keep their place in it."""
         self.whole.untyped_storage().resize_(0)
@@ -69,8 +89,8 @@ class Unit:
             gather(self.whole, self.shard)
 
 
-class Zero:
-    """Trains `model` under one of the four stages: `backward(loss)` for each micro-batch, then `step()`.
+class Stage0:
+    """Plain data parallelism. Trains `model`: `backward(loss)` for each micro-batch, then `step()`.
 
     optimizer       makes one of a list of tensors, such as `lambda p: torch.optim.AdamW(p, lr=1e-3)`
     layers          the modules that become units; what is left of the model is a unit of its own
@@ -86,145 +106,183 @@ class Zero:
         self,
         model: nn.Module,
         *,
-        stage: int,
         optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
         layers: Iterable[nn.Module] = (),
         master_dtype: torch.dtype | None = None,
         max_norm: float | None = None,
         reduce_scatter: Callable[[torch.Tensor, torch.Tensor], None] = reduce_scatter,
     ) -> None:
-        self.stage, self.max_norm, self.reduce_scatter = stage, max_norm, reduce_scatter
-        self.units: list[Unit] = []
-        self.in_backward = False
-        owned: dict[nn.Module, list[Unit]] = {}
-        for module, parameters in divided(model, layers):
-            units = [Unit(part, trains=trains) for trains in (True, False) if (part := of_kind(parameters, trains))]
-            owned[module] = units
-            self.units += units
-        for unit in self.units:
-            if stage == 3:
-                unit.shard = unit.shard.clone()
-            kept = unit.whole if stage == 0 else unit.shard
-            unit.master = kept if master_dtype in (None, kept.dtype) else kept.to(master_dtype)
+        self.max_norm, self.reduce_scatter = max_norm, reduce_scatter
+        self.units_of = {module: made(parameters) for module, parameters in divided(model, layers)}
+        self.units = [unit for units in self.units_of.values() for unit in units]
         self.trained = [unit for unit in self.units if unit.trains]
+        self.prepare()
+        for unit in self.units:
+            unit.master = self.kept(unit).to(master_dtype or unit.whole.dtype)
         self.optimizer = optimizer([unit.master for unit in self.trained])
-        if stage < 2:
-            for unit in self.trained:  # autograd adds to what is there: one flat gradient a unit, and no copies
-                unit.gradient = torch.zeros_like(unit.whole)
-                for parameter, place in zip(unit.parameters, unit.views(unit.gradient), strict=True):
-                    parameter.grad = place
-        else:
-            for unit in self.trained:
-                for parameter in unit.parameters:
-                    parameter.register_post_accumulate_grad_hook(lambda _, unit=unit: self._came(unit))
-        if stage == 3:
-            for module, units in owned.items():
-                module.register_forward_pre_hook(lambda *_, units=units: self._fetch(units))
-                module.register_forward_hook(lambda _, __, output, units=units: self._used(units, output))
-            self._free(self.units)
+
+    def kept(self, unit: Unit) -> torch.Tensor:
+        """Return what this rank updates of the unit."""
+        return unit.whole
+
+    def prepare(self) -> None:
+        for unit in self.trained:  # autograd adds to what is there: one flat gradient a unit, and no copies
+            unit.gradient = torch.zeros_like(unit.whole)
+            for parameter, place in zip(unit.parameters, unit.views(unit.gradient), strict=True):
+                parameter.grad = place
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of one micro-batch."""
-        for unit in self.trained:
-            unit.waiting = len(unit.parameters)
-        self.in_backward = True
         loss.backward()
-        self.in_backward = False
-        if self.stage >= 2:
-            for unit in self.trained:
-                if unit.waiting:  # a parameter that the loss does not depend on: its gradient is 0
-                    self._reduce(unit)
-        if self.stage == 3:
-            self._free(self.units)
 
     def step(self) -> None:
         """Update the parameters and clear the gradients."""
-        k = dist.get_world_size()
-        gradients = []
-        for unit in self.trained:
-            if self.stage == 0:
-                dist.all_reduce(unit.gradient)
-                gradients.append(unit.gradient)
-            elif self.stage == 1:
-                gradients.append(torch.empty_like(unit.shard))
-                self.reduce_scatter(gradients[-1], unit.gradient)
-            elif unit.gradient is None:
-                raise ValueError("there is no gradient: call backward(loss) before step()")
-            else:
-                gradients.append(unit.gradient)
-        factor = 1 / k  # the mean over ranks
+        gradients = [self.reduced(unit) for unit in self.trained]
+        if any(gradient is None for gradient in gradients):
+            raise ValueError("there is no gradient: call backward(loss) before step()")
+        factor = 1 / dist.get_world_size()  # the mean over ranks
         if self.max_norm is not None:
-            factor *= min(1.0, self.max_norm / (self._norm(gradients) / k + 1e-6))
+            factor *= min(1.0, self.max_norm / (factor * self.norm(gradients) + 1e-6))
         for unit, gradient in zip(self.trained, gradients, strict=True):
-            unit.master.grad = gradient.to(unit.master.dtype) * factor
+            unit.master.grad = gradient.to(unit.master.dtype).mul_(factor)
         self.optimizer.step()
         for unit in self.trained:
             unit.master.grad = None
-            target = unit.whole if self.stage == 0 else unit.shard
-            if unit.master is not target:
-                target.copy_(unit.master)
-            if self.stage in (1, 2):
-                gather(unit.whole, unit.shard)
-            if self.stage < 2:
-                unit.gradient.zero_()
-            else:
-                unit.gradient = None
+            if unit.master is not self.kept(unit):
+                self.kept(unit).copy_(unit.master)
+            self.publish(unit)
+            self.clear(unit)
+
+    def reduced(self, unit: Unit) -> torch.Tensor:
+        """Return the sum over ranks of what this rank updates of the unit."""
+        dist.all_reduce(unit.gradient)
+        return unit.gradient
+
+    def publish(self, unit: Unit) -> None:
+        """Bring what the ranks have updated to where forward reads it."""
+
+    def clear(self, unit: Unit) -> None:
+        unit.gradient.zero_()
+
+    def norm(self, gradients: list[torch.Tensor]) -> float:
+        """Return the length of the whole gradient."""
+        return sum(gradient.double().square().sum() for gradient in gradients).sqrt().item()
 
     def held(self) -> dict[str, list[torch.Tensor]]:
         """Return the tensors of the model state that this rank holds now, by kind; counters of steps are left out."""
         state = [value for of_one in self.optimizer.state.values() for value in of_one.values()]
         return {
-            "parameters": [unit.shard if self.stage == 3 else unit.whole for unit in self.units],
+            "parameters": [unit.whole for unit in self.units],
             "gradients": [unit.gradient for unit in self.trained if unit.gradient is not None],
             "optimizer": [value for value in state if torch.is_tensor(value) and value.ndim],
             "master": [unit.master for unit in self.trained if unit.master.dtype != unit.whole.dtype],
         }
 
-    def _norm(self, gradients: list[torch.Tensor]) -> float:
-        """The length of the whole gradient: a shard's own norm would clip each rank by another factor."""
-        square = sum(gradient.double().square().sum() for gradient in gradients)
-        if self.stage > 0:
-            dist.all_reduce(square)
+
+class Stage1(Stage0):
+    def kept(self, unit):
+        return unit.shard
+
+    def reduced(self, unit):
+        shard = torch.empty_like(unit.shard)
+        self.reduce_scatter(shard, unit.gradient)
+        return shard
+
+    def publish(self, unit):
+        gather(unit.whole, unit.shard)
+
+    def norm(self, gradients):
+        square = torch.as_tensor(super().norm(gradients) ** 2, dtype=torch.float64)
+        dist.all_reduce(square)  # a shard's own norm would clip each rank by another factor
         return square.sqrt().item()
 
-    def _came(self, unit: Unit) -> None:
-        unit.waiting -= 1
-        if unit.waiting == 0:
-            self._reduce(unit)
 
-    def _reduce(self, unit: Unit) -> None:
-        """Keep this rank's part of the unit's gradient, summed over ranks, and drop the rest."""
-        whole = torch.zeros(unit.size * dist.get_world_size(), dtype=unit.whole.dtype)
-        for parameter, place in zip(unit.parameters, unit.views(whole), strict=True):
-            if parameter.grad is not None:
-                place.copy_(parameter.grad)
-            parameter.grad = None
+class Stage2(Stage1):
+    def prepare(self):
+        for unit in self.trained:
+            unit.when_complete(self.reduce)
+
+    def backward(self, loss):
+        for unit in self.trained:
+            unit.waiting = len(unit.parameters)
+        loss.backward()
+        for unit in self.trained:
+            if unit.waiting:  # the loss does not depend on one of its parameters
+                self.reduce(unit)
+
+    def reduce(self, unit):
         shard = torch.empty_like(unit.shard)
-        self.reduce_scatter(shard, whole)
+        self.reduce_scatter(shard, unit.take_gradient())
         unit.gradient = shard if unit.gradient is None else unit.gradient.add_(shard)
         unit.waiting = 0
-        if self.stage == 3:
-            self._free([unit])
 
-    def _fetch(self, units: list[Unit]) -> None:
-        for unit in units:
-            unit.fetch()
+    def reduced(self, unit):
+        return unit.gradient
 
-    def _free(self, units: list[Unit]) -> None:
-        for unit in units:
+    def clear(self, unit):
+        unit.gradient = None
+
+
+class Stage3(Stage2):
+    def prepare(self):
+        super().prepare()
+        self.in_backward = False
+        for unit in self.units:
+            unit.shard = unit.shard.clone()
             unit.free()
+        for module, units in self.units_of.items():
+            lend(module, units, may_free=lambda: not self.in_backward)
 
-    def _used(self, units: list[Unit], output) -> None:
-        """Free the units after their forward, and fetch them when the gradient of their output comes."""
+    def backward(self, loss):
+        self.in_backward = True
+        super().backward(loss)
+        self.in_backward = False
+        free(self.units)
+
+    def reduce(self, unit):
+        super().reduce(unit)
+        unit.free()
+
+    def publish(self, unit):
+        pass  # it is gathered when it is used
+
+    def held(self):
+        return {**super().held(), "parameters": [unit.shard for unit in self.units]}
+
+
+STAGES = (Stage0, Stage1, Stage2, Stage3)
+
+
+def lend(module: nn.Module, units: list[Unit], *, may_free: Callable[[], bool]) -> None:
+    """Fetch the units for the module's forward, free them after it, and fetch them for its backward. Activations that
+    are computed again in backward need the parameters at once: then `may_free` says no.
+    """
+
+    def used(_, inputs, output):
         for tensor in tree_leaves(output):
             if torch.is_tensor(tensor) and tensor.requires_grad:
-                tensor.register_hook(lambda _: self._fetch(units))
-        if not self.in_backward:  # activations that are computed again need the parameters for the backward at once
-            self._free(units)
+                tensor.register_hook(lambda _: fetch(units))
+        if may_free():
+            free(units)
+
+    module.register_forward_pre_hook(lambda *_: fetch(units))
+    module.register_forward_hook(used)
 
 
-def of_kind(parameters: list[nn.Parameter], trains: bool) -> list[nn.Parameter]:
-    return [parameter for parameter in parameters if parameter.requires_grad == trains]
+def fetch(units: list[Unit]) -> None:
+    for unit in units:
+        unit.fetch()
+
+
+def free(units: list[Unit]) -> None:
+    for unit in units:
+        unit.free()
+
+
+def made(parameters: list[nn.Parameter]) -> list[Unit]:
+    """Return a unit of the parameters that train, and one of those that do not, where there are such."""
+    kinds = {trains: [p for p in parameters if p.requires_grad == trains] for trains in (True, False)}
+    return [Unit(part, trains=trains) for trains, part in kinds.items() if part]
 
 
 def divided(model: nn.Module, layers: Iterable[nn.Module]) -> list[tuple[nn.Module, list[nn.Parameter]]]:

@@ -129,24 +129,27 @@ def predictions(config: Config, results: list[dict], k: int) -> list[memory.Stat
 
 
 def rows(shapes: list[list[int]], rank: int, k: int, each: memory.State) -> memory.State:
-    """Return what FSDP2 holds of parameters of these shapes: ceil(rows / k) rows of each, the last ranks fewer. It pads
-    parameters and gradients to equal parts; the optimizer sees only what is there.
+    """Return what FSDP2 holds of parameters of these shapes: it pads parameters and gradients to equal parts; the
+    optimizer sees only what is there.
     """
-    padded = mine = 0
-    for height, *rest in shapes:
-        part = -(-height // k)
-        padded += part * math.prod(rest)
-        mine += max(0, min(part, height - rank * part)) * math.prod(rest)
+    padded, mine = map(sum, zip(*parts(shapes, rank, k), strict=True))
     return memory.State(each.parameters * padded, each.gradients * padded, each.optimizer * mine, 0)
+
+
+def parts(shapes: list[list[int]], rank: int, k: int) -> list[tuple[int, int]]:
+    """Return, for each parameter, the elements of ceil(rows / k) rows, and of those of them that this rank gets."""
+    each = [(-(-height // k), height, math.prod(rest)) for height, *rest in shapes]
+    return [(part * size, max(0, min(part, height - rank * part)) * size) for part, height, size in each]
 
 
 def step_bytes(config: Config, results: list[dict], payload: int, k: int) -> list[int]:
     """Return what each rank sends in a step: the formula of the stage or, by torch, of what the class does."""
-    K = config.accumulation_steps
+    K, item = config.accumulation_steps, payload // sum(results[0]["unit_sizes"])
     if config.implementation == "torch" and config.stage == 1:  # all-reduces, then broadcasts what it has updated
-        item = payload // sum(results[0]["unit_sizes"])
         sent = [traffic.broadcast_bytes(item * sum(one["updated"]), k, root=r) for r, one in enumerate(results)]
         return [traffic.zero_bytes(payload, k, stage=0) + sum(of_rank) for of_rank in zip(*sent, strict=True)]
+    if config.implementation == "torch" and config.stage > 1:  # FSDP2 pads the rows of each parameter
+        payload = item * k * sum(part for part, _ in parts(results[0]["shapes"], 0, k))
     total = traffic.zero_bytes(payload, k, stage=config.stage, accumulation_steps=K)
     if config.reduce_scatter == "gloo" and config.stage > 0:  # which sends twice as much
         total += (1 if config.stage == 1 else K) * traffic.reduce_scatter_bytes(payload, k)
@@ -160,7 +163,7 @@ def framing_bytes(config: Config, results: list[dict], k: int) -> list[int]:
     gathers = calls.get("all_gather", 0) * 2 * header  # gloo cuts what a rank owns in two
     scatters = calls.get("reduce_scatter", 0) * (header if config.reduce_scatter == "ring" else 4 * header)
     sent = [gathers + scatters + traffic.framing_bytes(k, calls.get("all_reduce", 0))] * k
-    if calls.get("broadcast"):  # of ZeroRedundancyOptimizer, one a tensor
+    if config.implementation == "torch" and config.stage == 1:  # broadcasts, one a tensor
         trees = [traffic.broadcast_framing_bytes(k, root=rank) for rank in range(k)]
         for root, result in enumerate(results):
             sent = [a + b * len(result["updated"]) for a, b in zip(sent, trees[root], strict=True)]
