@@ -57,7 +57,7 @@ def test_the_numbers_of_the_first_lesson():
         (["run", "equivalence", "--json=false"], "--json takes no value"),
         (["run", "equivalence", "--world-size="], "--world-size has no value"),
         (["run", "equivalence", "--seed", "1" + "0" * 400], "seed is"),
-        (["rum"], "The commands are: list, run, start, doctor"),
+        (["rum"], "The commands are: list, run, plan, start, doctor"),
         (["list", "all"], "list takes no 'all'"),
     ],
 )
