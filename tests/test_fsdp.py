@@ -107,6 +107,38 @@ def test_prefetch_hides_gathers_by_hand_and_torch_waits_on_gloo():
     assert facts(2, implementation="torch", prefetch=1, steps=2)["hidden_fraction"] == 0
 
 
+@pytest.mark.parametrize("reshard", [True, False])
+def test_tied_and_frozen_parameters_by_hand(reshard):
+    def train(sharded):
+        import torch
+        from torch import nn
+
+        from dpviz.parallel.fsdp import FullySharded
+
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)).double()
+        model[2].weight = model[0].weight
+        model[1].bias.requires_grad_(False)
+        x, losses = torch.linspace(-1, 1, 24, dtype=torch.float64).view(4, 6), []
+        if sharded:
+            whole = FullySharded(model, layers=list(model), reshard_after_forward=reshard, prefetch=1)
+            parameters, backward = whole.shards(), whole.backward
+        else:
+            parameters, backward = [p for p in model.parameters() if p.requires_grad], torch.Tensor.backward
+        optimizer = torch.optim.AdamW(parameters, lr=0.01)
+        for _ in range(4):
+            loss = model(x).pow(2).sum()
+            backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    expected = launch(train, False, world_size=2).results[0]
+    for losses in launch(train, True, world_size=4).results:
+        assert losses == pytest.approx(expected, abs=1e-12)
+
+
 def test_alone_nothing_travels():
     found = facts(1, implementation="by_hand", steps=2)
     assert found["max_difference_from_ddp"] < 1e-12 and found["wire_bytes"] == [0]

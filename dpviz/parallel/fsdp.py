@@ -129,11 +129,11 @@ class FullySharded:
         self.order: list[int] = []  # in which forward used the groups
         self.in_backward = False
         self.since: dict[tuple[str, int], float] = {}
-        taken: set[nn.Parameter] = set()
+        layers = list(layers)
+        owner = owners(model, layers)
         for module in (*layers, model):
-            parameters = [p for p in module.parameters() if p.requires_grad and p not in taken]
+            parameters = [p for p in module.parameters() if p.requires_grad and owner[p] is module]
             if parameters:
-                taken.update(parameters)
                 keeps = module is model or not reshard_after_forward
                 self._hook(module, len(self.groups), keeps)
                 self.groups.append(Group(parameters))
@@ -217,3 +217,13 @@ class FullySharded:
     def _end(self, what: str, number: int) -> None:
         if (start := self.since.pop((what, number), None)) is not None:
             self.watch(what, number, start, time.perf_counter())
+
+
+def owners(model: nn.Module, layers: list[nn.Module]) -> dict[nn.Parameter, nn.Module]:
+    """Return the layer of each parameter, the model for the rest and for what two of them share."""
+    home = {module: layer for layer in layers for module in layer.modules()}
+    users: dict[nn.Parameter, set[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            users.setdefault(parameter, set()).add(home.get(module, model))
+    return {parameter: of_it.pop() if len(of_it) == 1 else model for parameter, of_it in users.items()}
