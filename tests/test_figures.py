@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
+from figure_checks import assert_redrawn_as_made_anew, smallest_text
 from made_up import equivalence_run
 
 from dpviz.figures import divergence, equivalence, process_cards, tensor_errors, wire_bytes
@@ -245,17 +245,7 @@ def test_a_figure_changed_is_the_figure_made_anew(module):
 
 @pytest.mark.parametrize("module", ALL)
 def test_a_figure_changed_in_one_batch_is_the_figure_made_anew(module):
-    """A panel draws inside of batch_update, where what was just written cannot be read back yet."""
-    live = go.FigureWidget(module.make())
-    for k in (8, 3):
-        with live.batch_update():
-            module.draw(live, RUNS[module](k))
-    fresh = module.make()
-    module.draw(fresh, RUNS[module](3))
-    wanted, found = (json.loads(figure.to_json()) for figure in (fresh, live))
-    for new, old in zip(wanted["data"], found["data"], strict=True):
-        assert {name: old.get(name) for name in new} == new
-    assert {name: found["layout"].get(name) for name in wanted["layout"]} == wanted["layout"]
+    assert_redrawn_as_made_anew(module, [RUNS[module](k) for k in (8, 3)])
 
 
 def test_a_run_loaded_from_a_file_is_drawn_alike(tmp_path):
@@ -266,17 +256,7 @@ def test_a_run_loaded_from_a_file_is_drawn_alike(tmp_path):
 
 @pytest.mark.parametrize("module", ALL)
 def test_no_text_is_smaller_than_twelve(module):
-    def sizes(value, key=""):
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                yield from sizes(inner, f"{key}.{name}")
-        elif isinstance(value, list):
-            for inner in value:
-                yield from sizes(inner, key)
-        elif key.endswith("font.size"):
-            yield value
-
-    assert min(sizes(json.loads(module.show(RUNS[module](4)).to_json()))) >= 12
+    assert smallest_text(module.show(RUNS[module](4))) >= 12
 
 
 def test_colours_belong_to_ranks_and_never_stand_alone():

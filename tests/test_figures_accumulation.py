@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from figure_checks import smallest_text
 from made_up import environment
 
 from dpviz.figures import accumulation
@@ -275,14 +276,4 @@ def test_a_run_loaded_from_a_file_is_drawn_alike(tmp_path):
 
 
 def test_no_text_is_smaller_than_twelve():
-    def sizes(value, key=""):
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                yield from sizes(inner, f"{key}.{name}")
-        elif isinstance(value, list):
-            for inner in value:
-                yield from sizes(inner, key)
-        elif key.endswith("font.size"):
-            yield value
-
-    assert min(sizes(json.loads(accumulation.show(made_up()).to_json()))) >= 12
+    assert smallest_text(accumulation.show(made_up())) >= 12

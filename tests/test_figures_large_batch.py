@@ -1,15 +1,14 @@
 """The figures of lesson 07: losses, noise against its formula, several runs compared."""
 
 import dataclasses
-import json
 import math
 
 import pytest
+from figure_checks import assert_redrawn_as_made_anew
 from made_up import environment
 
 from dpviz.figures import large_batch
 from dpviz.records import Run
-from dpviz.widgets.live_figure import LiveFigure
 
 FACTS = {
     "losses": [2.3, 1.2, 0.6, 0.3],
@@ -86,14 +85,8 @@ def test_the_figure_of_one_run_has_its_verdict_as_title():
 
 
 def test_a_panels_figure_is_the_one_made_anew_after_each_draw():
-    live = LiveFigure(large_batch.make())  # changes what it is told in a batch
     diverged = run(losses=[2.3, 9.0, math.inf], diverged=True, steps_to_target=None)
-    for one in (run(), diverged, run(global_batch=512, gradient_noise={4: 30.0, 8: 20.0, 16: 15.0, 32: 11.0}), run()):
-        with live.changing() as figure:
-            large_batch.draw(figure, one)
-        fresh = large_batch.make()
-        large_batch.draw(fresh, one)
-        wanted, found = (json.loads(shown.to_json()) for shown in (fresh, live))
-        assert {name: found["layout"][name] for name in wanted["layout"]} == wanted["layout"]
-        for new, old in zip(wanted["data"], found["data"], strict=True):
-            assert {name: old[name] for name in new} == new
+    assert_redrawn_as_made_anew(
+        large_batch,
+        (run(), diverged, run(global_batch=512, gradient_noise={4: 30.0, 8: 20.0, 16: 15.0, 32: 11.0}), run()),
+    )

@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from figure_checks import assert_redrawn_as_made_anew
 from made_up_memory import fsdp_run
 
 from dpviz.figures import fsdp_runs, layers_in_time
 from dpviz.records import Event, Run
-from dpviz.widgets.live_figure import LiveFigure
 
 
 def drawn(run, **more):
@@ -117,16 +117,10 @@ def test_the_verdict(runs, html, text, good):
 
 
 def test_a_panels_figure_is_the_one_made_anew_after_each_draw():
-    live = LiveFigure(layers_in_time.make())
-    for run in (fsdp_run(), fsdp_run(8, layers=20, prefetch=1), fsdp_run(wrap="whole_model"), fsdp_run(layers=1)):
-        with live.changing() as figure:
-            layers_in_time.draw(figure, run)
-        fresh = layers_in_time.make()
-        layers_in_time.draw(fresh, run)
-        wanted, found = (json.loads(shown.to_json()) for shown in (fresh, live))
-        assert {name: found["layout"][name] for name in wanted["layout"]} == wanted["layout"]
-        for new, old in zip(wanted["data"], found["data"], strict=True):
-            assert {name: old[name] for name in new} == new
+    assert_redrawn_as_made_anew(
+        layers_in_time,
+        (fsdp_run(), fsdp_run(8, layers=20, prefetch=1), fsdp_run(wrap="whole_model"), fsdp_run(layers=1)),
+    )
 
 
 def test_a_run_loaded_from_a_file_is_drawn_alike(tmp_path):

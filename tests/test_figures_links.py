@@ -1,16 +1,15 @@
 """The curves of lessons 04 and 05: time by size, bytes by ranks, backward by bucket; and what keeps labels apart."""
 
-import json
 import math
 from dataclasses import replace
 
 import pytest
+from figure_checks import assert_redrawn_as_made_anew, smallest_text
 from made_up_traffic import MiB, all_reduce_run, buckets_run
 
 from dpviz.figures import bucket_sweep, link_times, ring, timeline, traffic_by_ranks
 from dpviz.figures.style import apart, binary_text, tint
 from dpviz.records import Run
-from dpviz.widgets.live_figure import LiveFigure
 
 CAPS = (0.25, 1, 2, 8, 64)
 TOOK = (0.170, 0.155, 0.153, 0.18, 0.2)
@@ -206,17 +205,10 @@ def test_an_outlier_does_not_flatten_the_curve():
     ],
 )
 def test_a_panels_figure_is_the_one_made_anew_after_each_draw(module, several):
-    live = LiveFigure(module.make())
-    for runs in [*several, several[0]]:
-        with live.changing() as figure:
-            module.draw(figure, runs)
-        fresh = module.make()
-        module.draw(fresh, runs)
-        wanted, found = (json.loads(shown.to_json()) for shown in (fresh, live))
-        assert {name: found["layout"][name] for name in wanted["layout"]} == wanted["layout"]
-        for new, old in zip(wanted["data"], found["data"], strict=True):
-            assert {name: old[name] for name in new} == new
-        assert "bdata" not in fresh.to_json() and "NaN" not in fresh.to_json()
+    assert_redrawn_as_made_anew(module, [*several, several[0]])
+    for runs in several:
+        text = module.show(runs).to_json()
+        assert "bdata" not in text and "NaN" not in text
 
 
 @pytest.mark.parametrize(("module", "run"), [(link_times, all_reduce_run()), (bucket_sweep, buckets_run())])
@@ -236,17 +228,7 @@ def test_a_run_loaded_from_a_file_is_drawn_alike(tmp_path, module, run):
     ],
 )
 def test_no_text_is_smaller_than_twelve(figure):
-    def sizes(value, key=""):
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                yield from sizes(inner, f"{key}.{name}")
-        elif isinstance(value, list):
-            for inner in value:
-                yield from sizes(inner, key)
-        elif key.endswith("font.size"):
-            yield value
-
-    assert min(sizes(json.loads(figure.to_json()))) >= 12
+    assert smallest_text(figure) >= 12
 
 
 def test_places_of_labels_move_no_more_than_they_must():

@@ -1,14 +1,12 @@
 """What a rank holds and what it sends, as figures: ZeRO's costs, stages against ranks, memory over a step."""
 
-import json
-
 import pytest
+from figure_checks import assert_redrawn_as_made_anew
 from made_up_memory import FRAMING, all_stages, fsdp_run, zero_run
 
 from dpviz.figures import kinds, memory_over_time, stages_by_ranks, zero_costs
 from dpviz.records import Run
 from dpviz.theory import memory
-from dpviz.widgets.live_figure import LiveFigure
 
 
 def drawn(module, run):
@@ -19,19 +17,6 @@ def drawn(module, run):
 
 def note(figure, name):
     return next(note for note in figure.layout.annotations if note.name == name)
-
-
-def assert_redrawn_as_made_anew(module, runs):
-    live = LiveFigure(module.make())
-    for run in runs:
-        with live.changing() as figure:
-            module.draw(figure, run)
-        fresh = module.make()
-        module.draw(fresh, run)
-        wanted, found = (json.loads(shown.to_json()) for shown in (fresh, live))
-        assert {name: found["layout"][name] for name in wanted["layout"]} == wanted["layout"]
-        for new, old in zip(wanted["data"], found["data"], strict=True):
-            assert {name: old[name] for name in new} == new
 
 
 # -- sizes

@@ -1,12 +1,10 @@
 """The planner's figure: what fits on the card, what is sent, which stage is framed."""
 
-import json
-
 import pytest
+from figure_checks import assert_redrawn_as_made_anew
 
 from dpviz.figures import plan as figures
 from dpviz.planner import Config
-from dpviz.widgets.live_figure import LiveFigure
 
 OF_13B = Config(params=13e9, activations_gb=40)
 
@@ -107,13 +105,10 @@ def test_a_shown_plan_says_that_it_is_modelled():
 
 
 def test_a_plan_is_redrawn_as_made_anew():
-    live = LiveFigure(figures.make())
-    for config in (Config(), Config(params=5e12), OF_13B, Config(world_size=1, memory_gb=200), Config()):
-        with live.changing() as figure:
-            figures.draw(figure, config.plan())
-        fresh = figures.make()
-        figures.draw(fresh, config.plan())
-        wanted, found = (json.loads(shown.to_json()) for shown in (fresh, live))
-        assert {name: found["layout"][name] for name in wanted["layout"]} == wanted["layout"]
-        for new, old in zip(wanted["data"], found["data"], strict=True):
-            assert {name: old[name] for name in new} == new
+    assert_redrawn_as_made_anew(
+        figures,
+        [
+            config.plan()
+            for config in (Config(), Config(params=5e12), OF_13B, Config(world_size=1, memory_gb=200), Config())
+        ],
+    )

@@ -1,16 +1,15 @@
 """The ring's figure: what its steps hold, what is in view, and that it is the same however it came about."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from figure_checks import assert_redrawn_as_made_anew
 from made_up_traffic import MiB, all_reduce_run
 
 from dpviz.figures import ring, ring_layout, stepping
 from dpviz.figures.ring_course import course
 from dpviz.records import Run
-from dpviz.widgets.live_figure import LiveFigure
 
 
 def drawn(run):
@@ -278,16 +277,7 @@ def test_every_run_is_drawn_without_numpys_own_types(run):
 
 
 def test_a_panels_figure_is_the_one_made_anew_after_each_draw():
-    live = LiveFigure(ring.make())
-    for run in [*SEVERAL, all_reduce_run(8), all_reduce_run(2)]:
-        with live.changing() as figure:
-            ring.draw(figure, run)
-        fresh = ring.make()
-        ring.draw(fresh, run)
-        wanted, found = (json.loads(shown.to_json()) for shown in (fresh, live))
-        assert {name: found["layout"][name] for name in wanted["layout"]} == wanted["layout"]
-        for new, old in zip(wanted["data"], found["data"], strict=True):
-            assert {name: old[name] for name in new} == new
+    assert_redrawn_as_made_anew(ring, [*SEVERAL, all_reduce_run(8), all_reduce_run(2)])
 
 
 def test_a_run_loaded_from_a_file_is_drawn_alike(tmp_path):

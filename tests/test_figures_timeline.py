@@ -1,14 +1,12 @@
 """The timeline of buckets: lanes, what waits and what is sent, the tail, and the sentence."""
 
-import json
-
 import pytest
+from figure_checks import assert_redrawn_as_made_anew
 from made_up_traffic import buckets_run
 
 from dpviz.figures import timeline
 from dpviz.figures.style import rank_colour, tint
 from dpviz.records import Run
-from dpviz.widgets.live_figure import LiveFigure
 
 
 def drawn(run):
@@ -130,16 +128,7 @@ def test_every_world_size_is_drawn(run):
 
 
 def test_a_panels_figure_is_the_one_made_anew_after_each_draw():
-    live = LiveFigure(timeline.make())
-    for run in [*SEVERAL, buckets_run(2, count=3)]:
-        with live.changing() as figure:
-            timeline.draw(figure, run)
-        fresh = timeline.make()
-        timeline.draw(fresh, run)
-        wanted, found = (json.loads(shown.to_json()) for shown in (fresh, live))
-        assert {name: found["layout"][name] for name in wanted["layout"]} == wanted["layout"]
-        for new, old in zip(wanted["data"], found["data"], strict=True):
-            assert {name: old[name] for name in new} == new
+    assert_redrawn_as_made_anew(timeline, [*SEVERAL, buckets_run(2, count=3)])
 
 
 def test_a_run_loaded_from_a_file_is_drawn_alike(tmp_path):

@@ -104,7 +104,9 @@ def test_the_timeline_is_in_order(implementation):
 def test_prefetch_hides_gathers_by_hand_and_torch_waits_on_gloo():
     by_hand = facts(2, implementation="by_hand", prefetch=1, layers=8, width=128, micro_batch=64, steps=2)
     assert by_hand["hidden_fraction"] > 0.2
-    assert facts(2, implementation="torch", prefetch=1, steps=2)["hidden_fraction"] == 0
+    by_torch = run(2, implementation="torch", prefetch=1, layers=8, width=128, micro_batch=64, steps=2)
+    assert by_torch.facts["hidden_fraction"] < 0.05  # measured: gloo's threads against the calls
+    assert by_torch.facts["gather_s"] > 0
 
 
 @pytest.mark.parametrize("reshard", [True, False])

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import dpviz
 from dpviz import Link
 from dpviz.questions.base import WrongValue
-from dpviz.ranks import jobs
+from dpviz.ranks import jobs, sources
 from dpviz.ranks.launch import launch, start
 
 SUPPORT = Link.supported()
@@ -119,6 +119,25 @@ def test_the_rate_changes_under_a_running_launch():
 
 
 @linked
+def test_a_change_that_the_server_refuses_is_told(monkeypatch):
+    def ask_for_the_impossible(rank, record):
+        if rank == 0 and not asked:
+            asked.append(record)
+            job.change_link(Link(gbps=2.0))
+
+    ask, asked = sources.RankServer.shape, []
+    monkeypatch.setattr(
+        sources.RankServer,
+        "shape",
+        lambda self, slots, link: ask(self, slots if link.gbps < 2 else "many", link),
+    )
+    job = start(timed, {"repeats": 3}, world_size=2, link=Link(gbps=1.0), on_record=ask_for_the_impossible)
+    with pytest.raises(dpviz.RankError, match="the ranks' network could not be given the link: TypeError"):
+        job.result(60)
+    assert launch(timed, {"repeats": 1}, world_size=2, link=Link(gbps=1.0)).environment.link_gbps == 1.0
+
+
+@linked
 def test_changing_a_link_of_a_launch_without_one_is_a_sentence():
     job = start(timed, {"repeats": 1}, world_size=2)
     with pytest.raises(ValueError, match="launch it with link="):
@@ -195,7 +214,7 @@ def test_a_rank_that_died_on_its_link_is_followed_by_one_on_the_same_link():
 
 ANOTHER = """
 import dpviz, json, os
-from dpviz.ranks import jobs
+from dpviz.ranks import jobs, sources
 
 def total(config):
     import torch, torch.distributed as dist

@@ -1,4 +1,4 @@
-"""What trains a model under a ZeRO stage, by hand or by torch's classes: four ways behind the same three methods.
+"""What trains a model under a ZeRO stage, by hand or by torch's classes, behind the same methods.
 
 micro_batch(x, y, last=...)   forward and backward of one of K micro-batches; returns its loss over K
 step()                        update the parameters
@@ -28,7 +28,9 @@ def make(config, model, *, stage):
     """Return the engine of this stage and implementation for `model`, which it changes."""
     if config.implementation == "by_hand":
         return ByHand(config, model, stage)
-    return (Replicated if stage < 2 else FullySharded)(config, model, stage)
+    if stage < 2:
+        return Replicated(config, model, stage)
+    return FullySharded(config, model, layers=models.units(model), reshard=stage == 3, reshard_rest=stage == 3)
 
 
 def optimizer_of(config):
@@ -36,6 +38,11 @@ def optimizer_of(config):
     if config.optimizer == "sgd":
         return torch.optim.SGD, {"lr": config.lr, "foreach": False}
     return torch.optim.AdamW, {"lr": config.lr, "weight_decay": 0.0, "foreach": False}
+
+
+def make_optimizer(config, parameters):
+    kind, arguments = optimizer_of(config)
+    return kind(parameters, **arguments)
 
 
 class Ring:
@@ -65,11 +72,10 @@ class ByHand:
     """dpviz.parallel.zero."""
 
     def __init__(self, config, model, stage):
-        kind, arguments = optimizer_of(config)
         self.model, self.K, self.stage, self.ring = model, config.accumulation_steps, stage, Ring()
         self.zero = zero.STAGES[stage](
             model,
-            optimizer=lambda parameters: kind(parameters, **arguments),
+            optimizer=lambda parameters: make_optimizer(config, parameters),
             layers=models.units(model),
             master_dtype=torch.float32 if config.mixed_precision else None,
             max_norm=config.max_norm or None,
@@ -99,7 +105,8 @@ class ByHand:
 
 class OfTorch:
     def __init__(self, config, model, optimizer):
-        self.K, self.max_norm, self.optimizer = config.accumulation_steps, config.max_norm, optimizer
+        self.K, self.optimizer = config.accumulation_steps, optimizer
+        self.max_norm = getattr(config, "max_norm", 0.0)  # a question may have no clipping
         self.parameters, self.ring = list(model.parameters()), Ring()
 
     def step(self):
@@ -143,13 +150,13 @@ class Replicated(OfTorch):
     """DDP; under stage 1 with ZeroRedundancyOptimizer, which gives each rank whole tensors to update."""
 
     def __init__(self, config, model, stage):
-        kind, arguments = optimizer_of(config)
         self.stage = stage
         if stage == 0:
-            optimizer = kind(model.parameters(), **arguments)
+            optimizer = make_optimizer(config, model.parameters())
         else:
             from torch.distributed.optim import ZeroRedundancyOptimizer  # a package that warns when it is imported
 
+            kind, arguments = optimizer_of(config)
             optimizer = ZeroRedundancyOptimizer(model.parameters(), kind, **arguments)
         super().__init__(config, model, optimizer)
         self.model = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -169,17 +176,18 @@ class Replicated(OfTorch):
 
 
 class FullySharded(OfTorch):
-    """FSDP2, each layer a group: stage 2 keeps a layer's parameters after forward, stage 3 frees them."""
+    """FSDP2, each of `layers` a group and the rest another; with `reshard` a layer is freed after its forward. None for
+    the rest is torch's default, which keeps it.
+    """
 
-    def __init__(self, config, model, stage):
+    def __init__(self, config, model, *, layers, reshard, reshard_rest=None):
         half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
         policy = {"mp_policy": half} if config.mixed_precision else {}
-        for layer in models.units(model):
-            fully_shard(layer, reshard_after_forward=stage == 3, **policy)
-        fully_shard(model, reshard_after_forward=stage == 3, **policy)
-        kind, arguments = optimizer_of(config)
+        for layer in layers:
+            fully_shard(layer, reshard_after_forward=reshard, **policy)
+        fully_shard(model, reshard_after_forward=reshard_rest, **policy)
         self.model = model
-        super().__init__(config, model, kind(model.parameters(), **arguments))
+        super().__init__(config, model, make_optimizer(config, model.parameters()))
         if config.reduce_scatter == "ring":
             use_reduce_scatter(model, self.ring.reduce_scatter)
 

@@ -7,24 +7,22 @@ Built in lesson 09.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import asdict
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from dpviz import data, models
 from dpviz.experiments import engines
 from dpviz.experiments.equivalence import DTYPES, micro_batches
-from dpviz.measure import clock, wire
+from dpviz.experiments.zero import train_step
+from dpviz.measure import clock, timeline, wire
 from dpviz.measure.fsdp_trace import fsdp_spans
-from dpviz.measure.memory import Watch, distinct_bytes
+from dpviz.measure.memory import distinct_bytes, watched
 from dpviz.measure.meter import Meter
+from dpviz.measure.profiled import profiled
 from dpviz.parallel import fsdp
-from dpviz.parallel.fsdp2_ring import use_reduce_scatter
 from dpviz.questions.fsdp import Config
 from dpviz.records import COUNTED, Event, Step
 
@@ -53,7 +51,6 @@ class Ledger:
         self.way = (ByHand if config.implementation == "by_hand" else ByTorch)(config, build(config))
         self.offset = clock.offset()
         self.losses, self.seconds, self.part = [], [], 0.0
-        self.on_backward = lambda: None
 
     def sharded(self):
         """Return (model, optimizer): to be used as if the model were whole."""
@@ -73,7 +70,6 @@ class Ledger:
     def backward(self, loss):
         self.way.backward(loss)
         self.part += loss.item()
-        self.on_backward()
 
     def loss(self):
         """Return this rank's loss of the step that ends here."""
@@ -113,6 +109,7 @@ class Ledger:
 
     def train_step(self):
         """Train one more step, as `experiment` does."""
+        self.way.spans.clear()
         for x, y in self.micro_batches(self.config.steps):
             self.backward(models.loss(self.way.model, x, y) / self.config.accumulation_steps)
         self.way.optimizer.step()
@@ -131,11 +128,6 @@ def wrapped(config, model):
     return {"each_layer": units, "some_layers": units[1::2], "whole_model": []}[config.wrap]
 
 
-def optimizer_of(config, parameters):
-    kind, arguments = engines.optimizer_of(config)
-    return kind(parameters, **arguments)
-
-
 class ByHand:
     """dpviz.parallel.fsdp."""
 
@@ -151,7 +143,7 @@ class ByHand:
             watch=self.watch,
         )
         self.names = names_of(model, layers)[: len(self.sharded.groups)]
-        self.optimizer = optimizer_of(config, self.sharded.shards())
+        self.optimizer = engines.make_optimizer(config, self.sharded.shards())
         self.backward = self.sharded.backward
 
     def watch(self, what, group, start, end):
@@ -162,7 +154,7 @@ class ByHand:
 
     def held(self):
         shards = self.sharded.shards()
-        kept = [p.grad for group in self.sharded.groups for p in group.parameters if p.grad is not None]
+        kept = [p.grad for p in self.leaves() if p.grad is not None]
         return {
             "parameters": [shard.detach() for shard in shards],
             "gradients": [shard.grad for shard in shards if shard.grad is not None] + kept,
@@ -170,35 +162,27 @@ class ByHand:
         }
 
     def gathered(self):
-        return [p.data for group in self.sharded.groups for p in group.parameters]
+        return [p.data for p in self.leaves()]
 
-    @contextlib.contextmanager
-    def tracing(self):
-        self.spans.clear()
-        yield self.spans
+    def leaves(self):
+        return [p for group in self.sharded.groups for p in group.parameters]
+
+    def spans_of(self, events):
+        return self.spans
 
 
-class ByTorch:
-    """FSDP2. On gloo each of its collectives is waited for where it is called, so nothing hides by itself."""
+class ByTorch(engines.FullySharded):
+    """FSDP2. On gloo each of its collectives is waited for where it is called."""
 
     def __init__(self, config, model):
-        half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-        policy = {"mp_policy": half} if config.mixed_precision else {}
         layers = wrapped(config, model)
-        for layer in layers:
-            fully_shard(layer, reshard_after_forward=config.reshard_after_forward, **policy)
-        fully_shard(model, **policy)  # by default what is left stays whole after forward
+        super().__init__(config, model, layers=layers, reshard=config.reshard_after_forward)
         for number, layer in enumerate(layers):
             layer.set_modules_to_forward_prefetch(layers[number + 1 : number + 1 + config.prefetch])
             layer.set_modules_to_backward_prefetch(layers[max(0, number - config.prefetch) : number][::-1])
-        self.ring = engines.Ring()
-        if config.reduce_scatter == "ring":
-            use_reduce_scatter(model, self.ring.reduce_scatter)
-        self.model = model
-        self.names = names_of(model, layers)
+        self.spans, self.names = [], names_of(model, layers)
         if config.wrap == "each_layer":
             self.names.pop()  # nothing is left for the model itself
-        self.optimizer = optimizer_of(config, model.parameters())
 
     def synchronize(self, wanted):
         self.model.set_requires_gradient_sync(wanted)
@@ -207,21 +191,12 @@ class ByTorch:
         loss.backward()
 
     def held(self):
-        parameters = list(self.model.parameters())
+        held = super().held()
         kept = [grad for one in engines.of_fsdp2(self.model) if (grad := _whole_gradient(one)) is not None]
-        return {
-            "parameters": [engines.local(p.detach()) for p in parameters],
-            "gradients": [engines.local(p.grad) for p in parameters if p.grad is not None] + kept,
-            "optimizer": engines.state_tensors(self.optimizer),
-        }
+        return {**held, "gradients": held["gradients"] + kept}
 
-    def gathered(self):
-        return [whole for one in engines.of_fsdp2(self.model) for whole in one.all_gather_outputs]
-
-    @contextlib.contextmanager
-    def tracing(self):
-        with fsdp_spans() as spans:
-            yield spans
+    def spans_of(self, events):
+        return fsdp_spans(events)
 
 
 def _whole_gradient(one):
@@ -245,19 +220,8 @@ def group_sizes(config):
 
 def losses_of_ddp(config):
     """Return this rank's losses under torch's DDP, on the same data from the same start."""
-    ddp = DistributedDataParallel(build(config))
-    optimizer, losses = optimizer_of(config, ddp.parameters()), []
-    for step in range(config.steps):
-        optimizer.zero_grad()
-        batches, loss = micro_batches(config, step, dist.get_rank(), dist.get_world_size()), 0.0
-        for number, (x, y) in enumerate(batches, start=1):
-            with contextlib.nullcontext() if number == len(batches) else ddp.no_sync():
-                part = models.loss(ddp, x, y) / config.accumulation_steps
-                part.backward()
-            loss += part.item()
-        optimizer.step()
-        losses.append(loss)
-    return losses
+    ddp = engines.Replicated(config, build(config), stage=0)
+    return [train_step(config, ddp, step) for step in range(config.steps)]
 
 
 def traced(ledger, shift):
@@ -265,16 +229,16 @@ def traced(ledger, shift):
     way = ledger.way
     dist.barrier()
     begun = time.perf_counter()
-    with way.tracing() as spans:
+    with profiled() as events:
         ledger.train_step()
     start = torch.tensor(begun + shift, dtype=torch.float64)
     dist.all_reduce(start, op=dist.ReduceOp.MAX)
     zero = start.item() - shift
     lanes = {"forward": "compute", "backward": "compute", "gather": "gather", "scatter": "scatter", "wait": "wait"}
     places = {name: number for number, name in enumerate(way.names)}
-    spans = [(what, name or "the rest", start - zero, end - zero) for what, name, start, end in spans]
-    gathers = [end - start for what, _, start, end in spans if what == "gather"]
-    waits = [end - start for what, _, start, end in spans if what == "wait"]
+    spans = [(what, name or "the rest", start - zero, end - zero) for what, name, start, end in way.spans_of(events)]
+    under_way = [(event.start_s - zero, event.end_s - zero) for event in events if event.name == "gloo:all_gather"]
+    waits = [(start, end) for what, _, start, end in spans if what == "wait"]
     return {
         "timeline": [
             asdict(Event(name=f"{what} {name}", start_s=start, end_s=end, lane=lanes[what]))
@@ -284,15 +248,14 @@ def traced(ledger, shift):
         "whole": [
             {"unit": places[name], "from_s": start, "to_s": end} for what, name, start, end in spans if what == "whole"
         ],
-        "gather_s": sum(gathers),
-        "waiting_s": sum(waits) if ledger.config.implementation == "by_hand" else sum(gathers),
+        "gather_s": timeline.covered_s(under_way),
+        "waiting_s": timeline.both_s(under_way, waits),
     }
 
 
 def over_a_step(ledger):
     """Return the bytes of all tensors over one more step, see Watch.over_time."""
     way = ledger.way
-    with Watch({"gathered": way.gathered(), **way.held()}) as watch:
-        ledger.on_backward = lambda: watch.mark("gradients", way.held()["gradients"])
+    with watched(way.held, gathered=way.gathered(), leaves=way.leaves()) as watch:
         ledger.train_step()
     return watch.over_time()

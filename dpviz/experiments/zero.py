@@ -22,7 +22,7 @@ from dpviz import data, models
 from dpviz.experiments import engines
 from dpviz.experiments.equivalence import DTYPES, micro_batches, whole_batch
 from dpviz.measure import wire
-from dpviz.measure.memory import Watch, distinct_bytes, kept_for_backward
+from dpviz.measure.memory import distinct_bytes, kept_for_backward, watched
 from dpviz.measure.meter import Meter
 from dpviz.questions.zero import Config
 from dpviz.records import COUNTED, Step
@@ -127,14 +127,7 @@ def over_a_step(config, engine):
     tensors over time: {"peak": bytes, "times": [seconds], "held": {kind: [bytes]}}.
     """
     batches = micro_batches(config, config.steps, dist.get_rank(), dist.get_world_size())
-    watch = Watch({"gathered": engine.gathered(), **engine.held()})
-
-    def came(gradient):  # whole, on its way to be reduced; those before it have left their shards by now
-        with watch.looking_away():
-            watch.mark("gradients", [gradient, *engine.held()["gradients"]])
-
-    handles = [leaf.register_hook(came) for leaf in engine.leaves()]
-    with watch:
+    with watched(engine.held, gathered=engine.gathered(), leaves=engine.leaves()) as watch:
         for number, (x, y) in enumerate(batches, start=1):
             engine.micro_batch(x, y, last=number == len(batches))
         with watch.looking_away():
@@ -143,8 +136,6 @@ def over_a_step(config, engine):
             state = {kind: distinct_bytes(tensors) for kind, tensors in held.items()}
         del held
         engine.step()
-    for handle in handles:
-        handle.remove()
     return {"bytes": state, "memory": watch.over_time()}
 
 
@@ -159,8 +150,7 @@ def activation_bytes(config, model):
 def one_process(config, model):
     """Return the losses of one process that trains on the whole batch, in float64, with torch's own clipping."""
     model = model.double()
-    kind, arguments = engines.optimizer_of(config)
-    update = kind(model.parameters(), **arguments)
+    update = engines.make_optimizer(config, model.parameters())
     losses = []
     for step in range(config.steps):
         update.zero_grad()

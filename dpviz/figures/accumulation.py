@@ -17,7 +17,6 @@ from dpviz.figures.style import (
     LINE,
     REDUCED,
     REDUCED_EDGE,
-    SMALL,
     SOFT_INK,
     axis,
     bytes_text,
@@ -28,6 +27,7 @@ from dpviz.figures.style import (
     rank_text_colour,
     soft,
     step_above,
+    text_trace,
 )
 from dpviz.figures.verdict import Verdict, titled
 
@@ -55,16 +55,10 @@ def make() -> go.Figure:
     figure.add_trace(_line("other ranks", "#8a8a8a", "dot"))
     for name, where in (("labels", {"xaxis": "x2", "yaxis": "y2"}), ("numbers", {})):
         figure.add_trace(
-            go.Scatter(
-                name=name,
-                x=[],
-                y=[],
-                mode="text",
-                text=[],
+            text_trace(
+                name,
                 textposition="middle right" if name == "labels" else "middle center",
-                textfont={"size": SMALL, "color": [] if name == "labels" else SOFT_INK},
-                hoverinfo="skip",
-                cliponaxis=False,
+                textfont={"color": [] if name == "labels" else SOFT_INK},
                 **where,
             )
         )

@@ -12,7 +12,6 @@ import plotly.graph_objects as go
 from dpviz.figures.style import (
     INK,
     RANK_COLOURS,
-    SMALL,
     SOFT_INK,
     apart,
     axis,
@@ -21,6 +20,7 @@ from dpviz.figures.style import (
     rank_text_colour,
     soft,
     step_above,
+    text_trace,
 )
 from dpviz.figures.verdict import Verdict, titled
 
@@ -46,8 +46,7 @@ def make() -> go.Figure:
     for name, marker in (("best", ring), ("now", now)):
         more = {"mode": "markers", "marker": marker, "hovertext": [], "cliponaxis": False}
         figure.add_trace(go.Scatter(name=name, x=[], y=[], hoverinfo="text" if name == "now" else "skip", **more))
-    labels = {"textposition": "middle right", "textfont": {"size": SMALL, "color": []}, "cliponaxis": False}
-    figure.add_trace(go.Scatter(name="labels", x=[], y=[], mode="text", text=[], hoverinfo="skip", **labels))
+    figure.add_trace(text_trace("labels", textposition="middle right"))
     figure.update_layout(
         xaxis=axis("bucket cap, MiB", type="log", tickvals=[], ticktext=[], range=[-1, 2]),
         yaxis=axis("backward, milliseconds", range=[0, 100]),

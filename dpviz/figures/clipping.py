@@ -25,6 +25,7 @@ from dpviz.figures.style import (
     rank_text_colour,
     soft,
     step_above,
+    text_trace,
 )
 from dpviz.figures.verdict import Verdict, titled
 
@@ -80,18 +81,7 @@ def _line(name: str, colour: str, width: float, dash: str, axes: str) -> go.Scat
 
 
 def _texts(name: str, axes: str) -> go.Scatter:
-    return go.Scatter(
-        name=name,
-        x=[],
-        y=[],
-        xaxis=f"x{axes}",
-        yaxis=f"y{axes}",
-        mode="text",
-        text=[],
-        textfont={"size": 14, "color": [], "weight": 700, "shadow": HALO},
-        hoverinfo="skip",
-        cliponaxis=False,
-    )
+    return text_trace(name, xaxis=f"x{axes}", yaxis=f"y{axes}", textfont={"size": 14, "weight": 700, "shadow": HALO})
 
 
 def draw(figure: go.Figure, run) -> Verdict:

@@ -10,7 +10,6 @@ import plotly.graph_objects as go
 from dpviz.figures.style import (
     INK,
     LINE,
-    SMALL,
     axis,
     caption,
     layout,
@@ -21,6 +20,7 @@ from dpviz.figures.style import (
     rank_text_colour,
     soft,
     step_above,
+    text_trace,
 )
 from dpviz.figures.verdict import Verdict, titled
 
@@ -36,19 +36,7 @@ def make() -> go.Figure:
     for rank in range(RANKS):
         figure.add_trace(_line(f"rank {rank}", rank_colour(rank), rank_dash(rank), SYMBOLS[rank]))
     figure.add_trace(_line("other ranks", "#8a8a8a", "dot", "circle"))
-    figure.add_trace(
-        go.Scatter(
-            name="labels",
-            x=[],
-            y=[],
-            mode="text",
-            text=[],
-            textposition="middle right",
-            cliponaxis=False,
-            textfont={"size": SMALL, "color": [], "weight": 700},
-            hoverinfo="skip",
-        )
-    )
+    figure.add_trace(text_trace("labels", textposition="middle right", textfont={"weight": 700}))
     figure.add_trace(
         go.Scatter(
             name="spread",

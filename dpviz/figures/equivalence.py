@@ -23,6 +23,7 @@ from dpviz.figures.style import (
     rank_colour,
     rank_dash,
     rank_text_colour,
+    text_trace,
 )
 from dpviz.figures.verdict import Verdict, titled
 
@@ -53,18 +54,7 @@ def make() -> go.Figure:
             marker={"size": [], "color": []},
         )
     )
-    figure.add_trace(
-        go.Scatter(
-            name="labels",
-            x=[],
-            y=[],
-            mode="text",
-            text=[],
-            textfont={"size": 14, "color": [], "weight": 700, "shadow": HALO},
-            hoverinfo="skip",
-            cliponaxis=False,
-        )
-    )
+    figure.add_trace(text_trace("labels", textfont={"size": 14, "weight": 700, "shadow": HALO}))
     figure.add_trace(
         go.Scatter(
             name="each rank alone",

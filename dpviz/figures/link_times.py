@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 
 from dpviz.figures.style import (
     RANK_COLOURS,
-    SMALL,
     apart,
     axis,
     binary_text,
@@ -19,6 +18,7 @@ from dpviz.figures.style import (
     layout,
     rank_text_colour,
     soft,
+    text_trace,
 )
 from dpviz.figures.verdict import Verdict, titled
 
@@ -53,19 +53,7 @@ def make() -> go.Figure:
                 hoverinfo="text",
             )
         )
-    figure.add_trace(
-        go.Scatter(
-            name="labels",
-            x=[],
-            y=[],
-            mode="text",
-            text=[],
-            textposition="middle right",
-            textfont={"size": SMALL, "color": []},
-            hoverinfo="skip",
-            cliponaxis=False,
-        )
-    )
+    figure.add_trace(text_trace("labels", textposition="middle right"))
     figure.update_layout(
         xaxis=axis("payload S", type="log", tickvals=[], ticktext=[], range=[3, 8]),
         yaxis=axis("time of one call", type="log", tickvals=[], ticktext=[], range=[-4, 0]),

@@ -7,7 +7,19 @@ and printed (a line or a list of lines). What is missing is left out of the card
 import numpy as np
 import plotly.graph_objects as go
 
-from dpviz.figures.style import GRID, INK, LINE, SMALL, SOFT_INK, axis, bytes_text, ink_on, layout, rank_colour
+from dpviz.figures.style import (
+    GRID,
+    INK,
+    LINE,
+    SMALL,
+    SOFT_INK,
+    axis,
+    bytes_text,
+    ink_on,
+    layout,
+    rank_colour,
+    text_trace,
+)
 from dpviz.figures.verdict import Verdict, titled
 
 WIDTH = 0.9  # of a card, in ranks
@@ -30,19 +42,7 @@ def make() -> go.Figure:
         ("held", 16, INK),
         ("words", SMALL, SOFT_INK),
     ):
-        figure.add_trace(
-            go.Scatter(
-                name=name,
-                x=[],
-                y=[],
-                mode="text",
-                text=[],
-                textfont={"size": size, "color": colour},
-                hovertext=[],
-                hoverinfo="text",
-                cliponaxis=False,
-            )
-        )
+        figure.add_trace(text_trace(name, textfont={"size": size, "color": colour}, hovertext=[], hoverinfo="text"))
     plain = {"showgrid": False, "showticklabels": False, "showline": False, "ticks": ""}
     figure.update_layout(
         xaxis=axis(range=[-0.5, 3.5], **plain), yaxis=axis(range=[-0.1, TALL + 0.1], **plain), barmode="overlay"

@@ -113,6 +113,13 @@ def caption(text: str, *, x: float, y: float, xref: str = "paper", yref: str = "
     } | more
 
 
+def text_trace(name: str, **more) -> go.Scatter:
+    """A trace of words at points, not clipped at the axes, each in its own colour: `draw` gives them."""
+    font = {"size": SMALL, "color": []} | more.pop("textfont", {})
+    more = {"hoverinfo": "skip", "cliponaxis": False, **more}
+    return go.Scatter(name=name, x=[], y=[], mode="text", text=[], textfont=font, **more)
+
+
 def soft(text: str) -> str:
     """A caption's second line: smaller and grey."""
     return f"<span style='color:{SOFT_INK};font-size:{SMALL}px'>{text}</span>"

@@ -13,7 +13,6 @@ import plotly.graph_objects as go
 from dpviz.figures.style import (
     RANK_COLOURS,
     REFERENCE,
-    SMALL,
     apart,
     axis,
     binary_text,
@@ -21,6 +20,7 @@ from dpviz.figures.style import (
     layout,
     rank_text_colour,
     soft,
+    text_trace,
 )
 from dpviz.figures.verdict import Verdict, titled
 
@@ -68,19 +68,7 @@ def make() -> go.Figure:
                 cliponaxis=False,
             )
         )
-    figure.add_trace(
-        go.Scatter(
-            name="labels",
-            x=[],
-            y=[],
-            mode="text",
-            text=[],
-            textposition="middle right",
-            textfont={"size": SMALL, "color": []},
-            hoverinfo="skip",
-            cliponaxis=False,
-        )
-    )
+    figure.add_trace(text_trace("labels", textposition="middle right"))
     ticks = [0.5, 1, 2, 4, 8]
     figure.update_layout(
         xaxis=axis("ranks k", range=[1.5, LAST], dtick=1, tick0=2, showgrid=False),

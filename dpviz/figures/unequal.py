@@ -27,6 +27,7 @@ from dpviz.figures.style import (
     rank_text_colour,
     soft,
     step_above,
+    text_trace,
 )
 from dpviz.figures.verdict import Verdict, titled
 from dpviz.figures.weight_blocks import HALO, add_blocks, draw_blocks, percent
@@ -56,20 +57,7 @@ def _add_arrows(figure: go.Figure) -> None:
         figure.add_trace(trace)
     figure.add_trace(arrow_trace("other ranks", "#8a8a8a", width=1.5, head=11, axes="2"))
     figure.add_trace(arrow_trace(NAIVE, NO, width=3, head=17, dash="dot", axes="2"))
-    figure.add_trace(
-        go.Scatter(
-            name="labels",
-            x=[],
-            y=[],
-            xaxis="x2",
-            yaxis="y2",
-            mode="text",
-            text=[],
-            textfont={"size": 13, "color": [], "weight": 700, "shadow": HALO},
-            hoverinfo="skip",
-            cliponaxis=False,
-        )
-    )
+    figure.add_trace(text_trace("labels", xaxis="x2", yaxis="y2", textfont={"size": 13, "weight": 700, "shadow": HALO}))
     plain = {"zeroline": True, "zerolinecolor": LINE, "zerolinewidth": 1, "dtick": 0.5, "showticklabels": False}
     across = axis(domain=[RIGHT, 1], anchor="y2", range=[-1.56, 1.56], **plain)
     up = axis(domain=[0.45, 1], anchor="x2", range=[-0.35, 1.6], scaleanchor="x2", constrain="range", **plain)

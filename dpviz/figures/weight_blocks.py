@@ -6,7 +6,7 @@ The bar is the rank's share of the update. Where blocks are equally tall, tokens
 import numpy as np
 import plotly.graph_objects as go
 
-from dpviz.figures.style import INK, axis, caption, ink_on, power, rank_colour, soft, step_above
+from dpviz.figures.style import INK, axis, caption, ink_on, power, rank_colour, soft, step_above, text_trace
 
 RULES = {"mean_of_micro_means": "micro means", "mean_of_rank_means": "rank means", "weighted": "sum · k/N"}
 WIDTH, GAP = 0.86, 0.7  # of a bar, and between the rules, in bars
@@ -33,17 +33,7 @@ def add_blocks(figure: go.Figure, *, x: list[float]) -> None:
         line = {"color": colour, "width": width}
         figure.add_trace(go.Scatter(name=name, x=[], y=[], mode="lines", line=line, hoverinfo="skip"))
     figure.add_trace(
-        go.Scatter(
-            name="times",
-            x=[],
-            y=[],
-            mode="text",
-            text=[],
-            textposition=[],
-            textfont={"size": 13, "color": INK, "weight": 700, "shadow": HALO},
-            hoverinfo="skip",
-            cliponaxis=False,
-        )
+        text_trace("times", textposition=[], textfont={"size": 13, "color": INK, "weight": 700, "shadow": HALO})
     )
     figure.update_layout(
         barmode="overlay",

@@ -1,45 +1,27 @@
-"""What FSDP2 did when, from the marks that it leaves in torch's profiler, on this host's monotonic clock."""
+"""What FSDP2 did when, from the marks that it leaves in torch's profiler."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-import time
 from collections.abc import Iterator
 
-from torch.profiler import ProfilerActivity, profile, record_function
-
-from dpviz.measure.trace import MARK, quietly
+from dpviz.measure.profiled import Span
 
 _OF_A_GROUP = re.compile(r"FSDP::(\w+)(?: \(([\w.]+)\))?")  # that of the model itself has no name
 
 
-@contextlib.contextmanager
-def fsdp_spans() -> Iterator[list[tuple[str, str, float, float]]]:
-    """Yield a list that holds (what, group's name, start_s, end_s) once the block has ended: "gather", "forward",
-    "backward", "scatter", and "whole", the time in which a group's parameters are there.
+def fsdp_spans(events: list[Span]) -> list[tuple[str, str, float, float]]:
+    """Return (what, group's name, start_s, end_s) by their starts: "gather", in which the computing thread is in the
+    call, "wait", the same, "forward", "backward", "scatter", and "whole", the time in which a group's parameters are
+    there.
     """
-    spans: list[tuple[str, str, float, float]] = []
-    profiler = profile(activities=[ProfilerActivity.CPU])
-    with quietly():
-        profiler.start()
-    with record_function(MARK):
-        begun = time.perf_counter()
-    try:
-        yield spans
-    finally:
-        with quietly():
-            profiler.stop()
-    events = profiler.profiler.kineto_results.events()
-    mark = next(event.start_ns() for event in events if event.name() == MARK)
-    found = sorted(
-        (begun + (event.start_ns() - mark) / 1e9, begun + (event.end_ns() - mark) / 1e9, *match.groups(default=""))
-        for event in events
-        if (match := _OF_A_GROUP.fullmatch(event.name()))
-    )
-    for group in dict.fromkeys(group for *_, group in found):
-        spans += _of_group(group, [(what, start, end) for start, end, what, of in found if of == group])
-    spans.sort(key=lambda span: span[2])
+    marks: dict[str, list[tuple[str, float, float]]] = {}
+    for event in events:
+        if match := _OF_A_GROUP.fullmatch(event.name):
+            what, group = match.groups(default="")
+            marks.setdefault(group, []).append((what, event.start_s, event.end_s))
+    found = [span for group, of_group in marks.items() for span in _of_group(group, of_group)]
+    return sorted(found, key=lambda span: span[2])
 
 
 def _of_group(group: str, marks: list[tuple[str, float, float]]) -> Iterator[tuple[str, str, float, float]]:
@@ -50,6 +32,7 @@ def _of_group(group: str, marks: list[tuple[str, float, float]]) -> Iterator[tup
             if "whole" in opened and freed is not None:
                 yield "whole", group, opened.pop("whole"), freed
             yield "gather", group, start, end
+            yield "wait", group, start, end
         elif what == "all_gather_copy_out":
             opened["whole"] = end
         elif what in ("pre_forward", "pre_backward"):

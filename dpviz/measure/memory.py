@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -130,6 +130,34 @@ class Watch(TorchDispatchMode):
                 held[kind] = held.get(kind, 0) + storage.nbytes()
         if not self.samples or self.samples[-1][1] != held:
             self.samples.append((time.perf_counter() - self.began, held))
+
+
+@contextlib.contextmanager
+def watched(
+    held: Callable[[], dict[str, Iterable[torch.Tensor]]],
+    *,
+    gathered: Iterable[torch.Tensor],
+    leaves: Iterable[torch.Tensor],
+) -> Iterator[Watch]:
+    """Watch a step of training, telling its gradients apart as they come.
+
+    held      tells what there is of the model state now: {kind: tensors}, "gradients" among them
+    gathered  whole parameters of which this rank keeps a shard: they hold memory while they are used
+    leaves    the tensors that autograd brings gradients to
+    """
+    watch = Watch({"gathered": gathered, **held()})
+
+    def came(gradient: torch.Tensor) -> None:  # whole, on its way to be reduced
+        with watch.looking_away():
+            watch.mark("gradients", [gradient, *held()["gradients"]])  # those before it have left their shards by now
+
+    handles = [leaf.register_hook(came) for leaf in leaves]
+    try:
+        with watch:
+            yield watch
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:

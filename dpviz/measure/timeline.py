@@ -21,12 +21,23 @@ def backward_s(of_ranks):
 
 def in_flight_s(of_ranks):
     """Seconds in which at least one bucket is in flight: all ranks have begun with it, and not all have ended."""
+    return covered_s(
+        (max(b["start_s"] for b in one), max(b["end_s"] for b in one)) for one in zip(*of_ranks, strict=True)
+    )
+
+
+def covered_s(spans):
+    """Seconds in which at least one of these (start, end) goes on."""
     total, until = 0.0, -float("inf")
-    spans = [(max(b["start_s"] for b in one), max(b["end_s"] for b in one)) for one in zip(*of_ranks, strict=True)]
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
         until = max(until, end)
     return total
+
+
+def both_s(some, others):
+    """Seconds in which one of `some` and one of `others` go on at once."""
+    return covered_s((max(a, c), min(b, d)) for a, b in some for c, d in others if max(a, c) < min(b, d))
 
 
 def lateness_s(of_ranks, rank):

@@ -11,7 +11,6 @@ clock.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
 
-MARK = "dpviz: one clock"
+from dpviz.measure.profiled import profiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,17 +90,9 @@ class BucketTrace:
     def iteration(self) -> Iterator[None]:
         """Follow one iteration, until its gradients hold the average; `buckets` then has its buckets, in order."""
         self._ready, self._seen, self._done = {}, {}, {}
-        profiler = profile(activities=[ProfilerActivity.CPU])
-        with quietly():
-            profiler.start()
-        with record_function(MARK):
-            begun = time.perf_counter()
-        try:
+        with profiled() as spans:
             yield
-        finally:
-            with quietly():
-                profiler.stop()
-        sent = _sent(profiler, begun)
+        sent = [(span.start_s, span.end_s) for span in spans if span.name == "gloo:all_reduce"]
         if self.by_hand is not None:
             self._seen = {i: (bucket, None, None) for i, bucket in enumerate(self.by_hand)}
         if len(sent) < len(self._seen):  # more there may be: a bitmap of used parameters follows the buckets
@@ -140,27 +130,3 @@ class BucketTrace:
             end_s=end,
             done_s=max(end, divided),
         )
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Keep what the profiler's library says of its start and its stop, on the process's own stderr, to itself."""
-    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.close(nowhere)
-
-
-def _sent(profiler: profile, begun: float) -> list[tuple[float, float]]:
-    """Return (start, end) of each all-reduce, in the order of their starts, in seconds of time.perf_counter."""
-    events = profiler.profiler.kineto_results.events()
-    mark = next(event.start_ns() for event in events if event.name() == MARK)
-    return sorted(
-        (begun + (event.start_ns() - mark) / 1e9, begun + (event.end_ns() - mark) / 1e9)
-        for event in events
-        if event.name() == "gloo:all_reduce"
-    )

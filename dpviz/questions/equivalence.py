@@ -12,9 +12,9 @@ from typing import Any
 from dpviz.questions.base import Question, WrongValue, choice, flag, number, whole
 from dpviz.records import COUNTED
 from dpviz.theory import traffic
+from dpviz.theory.memory import BYTES
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2}
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)

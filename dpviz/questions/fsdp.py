@@ -46,11 +46,12 @@ class Config(Question):
         bytes_per_rank          {parameters, gradients, optimizer} of each rank, after backward and before the step
         peak_bytes              of all tensors of a rank within a step; results' "memory" has them by kind and moment
         whole_model_bytes       N parameters unsharded; groups how many are gathered one by one
-        wire_bytes              what each rank sent in the last step; wire_over_payload without padding, over P
+        wire_bytes              what each rank sent in the last step; wire_over_payload the most that one sent over P,
+                                padding and headers included
         all_gathers, reduce_scatters   calls of the last step on one rank
         max_difference_from_ddp of the losses, over ranks and steps, from torch's DDP on the same data
-        gather_s, waiting_s     seconds in which gathers were under way, and in which computing waited for one, in the
-                                traced step, of the rank that waited longest
+        gather_s, waiting_s     seconds of the traced step in which gloo had a gather under way, and of these in which
+                                computing waited for one, of the rank that waited longest
         hidden_fraction         1 - waiting_s / gather_s
         seconds                 {median, min, max} of a step, over ranks and steps but the first
         """
@@ -78,7 +79,7 @@ class Config(Question):
             "final_loss": statistics.fmean(result["losses"][-1] for result in results),
             "gather_s": gathering,
             "waiting_s": waiting,
-            "hidden_fraction": max(0.0, 1 - waiting / gathering) if gathering else 0.0,
+            "hidden_fraction": 1 - waiting / gathering if gathering else 0.0,
             "seconds": {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)},
             "clock": results[0]["clock"],
         }

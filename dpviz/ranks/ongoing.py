@@ -36,7 +36,7 @@ class Ongoing:
         self.collectives: dict[int, list[Collective]] = {}
         self.wire: dict[int, Wire] = {}
         self.joined = 0
-        self.shaped: str | None = None  # the server's answer about the link: "", or why it could not be made
+        self.refused = ""  # why a link that it asked for could not be made
         self.threads_left = False  # whether an experiment left a thread of its own behind
         self.heard = time.monotonic()  # when anything was last heard
         self.give_up: float | None = None  # set by the first bad news

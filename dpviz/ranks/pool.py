@@ -36,6 +36,7 @@ class RankPool:
         self.begun: collections.deque[sources.Handle] = collections.deque()  # their pids come in the order asked for
         self.group: tuple[int, bool] | None = None  # the world size that the ranks have joined, and whether on links
         self.groups = 0
+        self.unshaped = 0  # links that the server has been asked for and has not answered about
         self.known: dict[str, float] = {}
         self.launch: Ongoing | None = None
         self.selector = selectors.DefaultSelector()
@@ -61,10 +62,12 @@ class RankPool:
         self.selector.register(wake, selectors.EVENT_READ)
         try:
             if link:
-                self._shape(world_size, link)
+                self._shape(link)
+                self._shaped()
             self._meet(world_size, timeout, on_link=bool(link))
             self._send_all(("call", payload, timeout, sys.path, directory))
             self._collect(timeout)
+            self._shaped()
             outcome = self._finish()
             if self.launch.threads_left:
                 self.kill()  # what they print or change would be the next launch's
@@ -96,7 +99,7 @@ class RankPool:
             if self.source.selectable:
                 self._forget(self.source.selectable)
             self.source.close()
-        self.source = None
+        self.source, self.unshaped = None, 0
         self.begun.clear()
 
     def pids(self) -> list[int]:
@@ -106,10 +109,7 @@ class RankPool:
 
     def _an_idle_rank_ended(self) -> bool:
         """Whether a control socket has something to read: an idle rank says nothing, so it is the end."""
-        return any(
-            isinstance(key.data, sources.Handle) and key.fileobj is key.data.control
-            for key, _ in self.selector.select(0)
-        )
+        return any(key.data is not None and key.fileobj is key.data.control for key, _ in self.selector.select(0))
 
     def _begin(self, world_size: int) -> None:
         while len(self.handles) < world_size:
@@ -128,13 +128,17 @@ class RankPool:
                 theirs.close()
                 os.close(write)
 
-    def _shape(self, world_size: int, link) -> None:
+    def _shape(self, link) -> None:
         with self._server():
-            self.source.shape(world_size, link)
-        self._wait_for(lambda: self.launch.shaped is not None, START_S)
-        if self.launch.shaped != "":
-            why = self.launch.shaped or f"no answer within {START_S} s"
-            raise RankError(f"the ranks' network could not be given a {link}: {why}")
+            self.source.shape(self.launch.world_size, link)
+        self.unshaped += 1
+
+    def _shaped(self) -> None:
+        """Wait until the server has answered for every link. Raises RankError where the kernel refused one."""
+        if not self._wait_for(lambda: self.unshaped == 0, START_S):
+            self.launch.refused = f"no answer within {START_S} s"
+        if self.launch.refused:
+            raise RankError(f"the ranks' network could not be given the link: {self.launch.refused}")
 
     def _meet(self, world_size: int, timeout: float, *, on_link: bool) -> None:
         warm = len(self.handles) >= world_size
@@ -229,7 +233,9 @@ class RankPool:
                 with self._server():
                     self._hear_source()
             elif key.data is None:
-                self._heed(key.fileobj.recv(4096))
+                if (wish := key.fileobj.recv(4096)) == STOP:
+                    raise Stopped("the launch was stopped")
+                self._shape(travel.loads(wish))
             elif key.fileobj is key.data.control:
                 self._hear_rank(key.data)
             else:
@@ -237,18 +243,14 @@ class RankPool:
         if self.source.selectable is None:
             self._hear_source()
 
-    def _heed(self, wish: bytes) -> None:
-        if wish == STOP:
-            raise Stopped("the launch was stopped")
-        with self._server():
-            self.source.shape(self.launch.world_size, travel.loads(wish))
-
     def _hear_source(self) -> None:
         for message in self.source.news() if self.source else ():
             if "forked" in message:
                 self.begun.popleft().pid = message["forked"]
-            elif "shaped" in message and self.launch:
-                self.launch.shaped = message["shaped"]
+            elif "shaped" in message:
+                self.unshaped -= 1
+                if self.launch:
+                    self.launch.refused = self.launch.refused or message["shaped"]
             elif "ended" in message:
                 for rank, handle in enumerate(self.handles):
                     if handle.pid == message["ended"] and self.launch and rank < self.launch.world_size:

@@ -8,9 +8,8 @@ and ends. It keeps one thread for ever, which makes fork safe.
 Messages are JSON and keep their boundaries, the socket being SOCK_SEQPACKET:
     to the server      {"fork": slot} with two file descriptors: the rank's control socket, and where its prints go
                        {"shape": slots, "gbps": rate, "latency_us": delay}, see network.py
-    from the server    {"ready": threads, "links": why there are none, "" if there are, "latency": ...}
-                       {"forked": pid}  {"ended": pid, "code": exit status, negative for a signal}
-                       {"shaped": "", or why it could not be done}
+    from the server    {"ready": threads}  {"forked": pid}  {"shaped": "", or why it could not be done}
+                       {"ended": pid, "code": exit status, negative for a signal}
 """
 
 from __future__ import annotations
@@ -67,12 +66,14 @@ def main(descriptor: int, directory: str) -> None:
     preload()
     gc.collect()
     gc.freeze()  # what is shared with the ranks stays shared: the collector would write into every page
-    Server(socket.socket(fileno=descriptor), directory, network).serve(links)
+    Server(socket.socket(fileno=descriptor), directory, network or links["reason"]).serve()
 
 
 class Server:
     def __init__(self, launcher: socket.socket, directory: str, network):
-        self.launcher, self.directory, self.network = launcher, directory, network
+        """`network` is a Network, or why there is none."""
+        self.launcher, self.directory = launcher, directory
+        self.network, self.why_none = (None, network) if isinstance(network, str) else (network, "")
         self.ready = selectors.DefaultSelector()
         self.ready.register(launcher, selectors.EVENT_READ)
         self.ranks: dict[int, int] = {}  # pid -> pidfd
@@ -84,8 +85,8 @@ class Server:
         except (BrokenPipeError, ConnectionResetError):
             self.end()
 
-    def serve(self, links: dict) -> None:
-        self.say(ready=len(os.listdir("/proc/self/task")), links=links["reason"], latency=links["latency"])
+    def serve(self) -> None:
+        self.say(ready=len(os.listdir("/proc/self/task")))
         while True:
             for key, _ in self.ready.select():
                 if key.fileobj is self.launcher:
@@ -109,7 +110,7 @@ class Server:
     def shape(self, slots: int, *, gbps: float, latency_us: float) -> str:
         """Return why the kernel refuses, "" where it does not."""
         if self.network is None:
-            return "this server has no network of its own"
+            return self.why_none
         try:
             self.network.shape(slots, gbps=gbps, latency_us=latency_us)
         except Exception as error:  # netlink's, or the system's: the launcher tells it, and the server goes on

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 STAGES = (0, 1, 2, 3)
 GB = 10**9
-_ITEM = {"float64": 8, "float32": 4, "bfloat16": 2}
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 _MOMENTS = {"sgd": 0, "adamw": 2}  # tensors that the optimizer keeps for a parameter
 
 
@@ -37,12 +37,12 @@ def bytes_a_parameter(*, mixed_precision, optimizer="adamw", dtype="float32") ->
     In `dtype` alone there is no master: float32 with AdamW is 4 + 4 + 8 = 16 as well, but only 8 of it are the
     optimizer's. Raises ValueError for an unknown name.
     """
-    for name, value, known in (("optimizer", optimizer, _MOMENTS), ("dtype", dtype, _ITEM)):
+    for name, value, known in (("optimizer", optimizer, _MOMENTS), ("dtype", dtype, BYTES)):
         if value not in known:
             raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
     if mixed_precision:
         return State(2, 2, 4 * _MOMENTS[optimizer], 4)
-    item = _ITEM[dtype]
+    item = BYTES[dtype]
     return State(item, item, item * _MOMENTS[optimizer], 0)
 
 

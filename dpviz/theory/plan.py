@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpviz.theory import memory, traffic
+from dpviz.theory import memory, time, traffic
 
 GB = memory.GB
 NAMES = ("DP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -72,7 +72,7 @@ def plan(
     7e9 parameters, 8 ranks: 112, 38.5, 26.25, 14 GB and 24.5, 24.5, 24.5, 36.75 GB of traffic a step.
     """
     K, payload = accumulation_steps, int(2 * parameters)
-    compute = 6 * parameters * tokens * K / flops_per_s  # as theory.time: 6 N operations a token
+    compute = time.compute_seconds(parameters, tokens * K, flops_per_s=flops_per_s)
     stages = []
     for stage in memory.STAGES:
         state = memory.model_state(parameters, world_size, stage=stage).total / GB
