@@ -266,16 +266,18 @@ def test_eight_ranks_and_their_server_fit_in_450_mb():
 def test_ahead_of_spawn_cold_and_warm(tmp_path):
     """Ratios inside one run; the new interpreter of ours also ends with its server and ranks."""
 
-    def seconds(code):
+    def seconds(code, *, tries=1):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(code))
-        began = time.perf_counter()
-        subprocess.run(
-            [sys.executable, str(script)], check=True, timeout=180, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-        )
-        return time.perf_counter() - began
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        for left in reversed(range(tries)):
+            began = time.perf_counter()
+            done = subprocess.run([sys.executable, str(script)], check=not left, timeout=180, env=environment)
+            if done.returncode == 0:
+                return time.perf_counter() - began
 
-    spawn, ours = seconds(SPAWN), seconds(OURS)
+    # a rank that torch spawned aborts now and then as its interpreter ends, destroyed group or not (2 of 24 runs seen)
+    spawn, ours = seconds(SPAWN, tries=4), seconds(OURS)
     launch(ddp_gradient, world_size=4)
     warm = []
     for _ in range(15):
