@@ -26,13 +26,17 @@ _PUBLIC = {
     "Run": "records",
     "Step": "records",
     "Stopped": "ranks.errors",
+    "broken_run": "broken_run",
     "calculator": "calculator",
+    "check_contract": "contract.check",
     "check_same_gradients": "checks",
     "check_same_trajectory": "checks",
     "collective_counts": "checks",
+    "contract_table": "contract.table",
     "launch": "ranks.launch",
     "panel": "panel",
     "predict": "predict",
+    "scoreboard": "score",
     "seed_by_rank": "seeds",
 }
 

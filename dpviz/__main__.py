@@ -26,6 +26,8 @@ RUN_OPTIONS = {
     "timeout": "60",
     "out": None,
     "json": False,
+    "backend": "gloo",
+    "device": "cpu",
 }
 
 
@@ -66,6 +68,7 @@ def run(arguments: list[str]) -> int:
         print(
             f"python -m dpviz run NAME --world-size {WORLD_SIZE.default} --FIELD VALUE ..."
             " [--json] [--out FILE] [--timeout SECONDS] [--link-gbps RATE [--link-latency-us DELAY]]"
+            " [--backend gloo|nccl] [--device cpu|cuda] (these two under torchrun)"
         )
         return list_questions([])
     config_class = questions.config_class(name)
@@ -95,6 +98,8 @@ def run(arguments: list[str]) -> int:
             world_size=world_size,
             link=link,
             timeout=timeout,
+            backend=given["backend"],
+            device=given["device"],
             on_print=lambda rank, line: print(f"[rank {rank}] {line}", file=sys.stderr),
         )
     except RankError as error:

@@ -4,6 +4,8 @@ digits   1,797 images of 8 x 8 pixels, ten classes (scikit-learn's load_digits).
          it is exact in bfloat16.
 text     windows of 16 characters of a public-domain text, each with the 16 characters that come next.
 count    x = 1, 2, 3, ...: for examples worked by hand, y = w * x. Never shuffled: sample i is x = i + 1.
+
+A data set lies in the host's memory; what is taken from it comes on torch's default device.
 """
 
 import gzip
@@ -19,6 +21,7 @@ import torch
 
 NAMES = ("digits", "text", "count")
 WINDOW = 16  # characters of text in one sample
+HOST = torch.device("cpu")  # as a context: tensors made within lie in the host's memory, whatever the default device
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +45,8 @@ def load(name):
     makers = {"digits": _digits, "text": _text, "count": _count}
     if name not in makers:
         raise ValueError(f"data is {name!r}, but must be one of {', '.join(NAMES)}")
-    return makers[name]()
+    with HOST:
+        return makers[name]()
 
 
 def samples(dataset, start, stop, seed=0):
@@ -57,8 +61,9 @@ def samples(dataset, start, stop, seed=0):
     if dataset.name == "count":
         x = torch.arange(start + 1, stop + 1, dtype=torch.float64).unsqueeze(1)
         return x, torch.zeros(stop - start, dtype=torch.int64)
-    index = _indices(len(dataset), start, stop, seed)
-    return dataset.x[index], dataset.y[index]
+    with HOST:
+        index = _indices(len(dataset), start, stop, seed)
+    return _on_default_device(dataset.x[index], dataset.y[index])
 
 
 def text_lines():
@@ -74,8 +79,14 @@ def sequence(line, length):
     """
     starts = _line_starts()
     tokens = load("text").x.flatten()
-    index = (starts[line % len(starts)] + torch.arange(length + 1)) % len(tokens)
-    return tokens[index[:-1]], tokens[index[1:]]
+    with HOST:
+        index = (starts[line % len(starts)] + torch.arange(length + 1)) % len(tokens)
+    return _on_default_device(tokens[index[:-1]], tokens[index[1:]])
+
+
+def _on_default_device(x, y):
+    device = torch.get_default_device()
+    return x.to(device), y.to(device)
 
 
 def _indices(size, start, stop, seed):

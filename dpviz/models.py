@@ -137,7 +137,8 @@ def build(name, dataset, *, norm="none", seed=0, dtype=torch.float32, layers=4, 
     """A new model for `dataset`: equal for equal arguments, whatever was drawn from the global random state before.
     `layers` and `width` are those of "deep", which has no norm.
 
-    The initial values are drawn in float32 and then cast: a float64 model starts exactly where the float32 one does.
+    The initial values are drawn on the CPU in float32, then cast and moved to torch's default device: a float64 model
+    starts exactly where the float32 one does, and one on a GPU where the CPU's does.
     ValueError for an unknown name or norm, and for a pair that cannot work ("count" has no labels to learn).
     """
     if name not in NAMES:
@@ -149,8 +150,8 @@ def build(name, dataset, *, norm="none", seed=0, dtype=torch.float32, layers=4, 
     if name != "weight" and dataset.name == "count":
         raise ValueError(f"model is {name!r}, but the data 'count' has no labels: use the model 'weight'")
     default_dtype = torch.get_default_dtype()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.random.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs, too
         torch.set_default_dtype(torch.float32)
         try:
             makers = {
@@ -162,7 +163,7 @@ def build(name, dataset, *, norm="none", seed=0, dtype=torch.float32, layers=4, 
             model = makers[name]()
         finally:
             torch.set_default_dtype(default_dtype)
-    return model.to(dtype)
+    return model.to(device=torch.get_default_device(), dtype=dtype)
 
 
 def loss(model, x, y, reduction="mean"):

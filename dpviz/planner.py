@@ -10,6 +10,7 @@ from dpviz.questions.base import Checked, number, whole
 from dpviz.theory import plan as theory
 from dpviz.theory.settings import settings
 
+KS = (1, 2, 4, 8, 16, 64, 256, 2048)  # ranks, from one core to two thousand GPUs
 PRESETS = {"7B": 7e9, "13B": 13e9, "70B": 70e9, "5T": 5e12}
 
 
@@ -35,6 +36,10 @@ class Config(Checked):
         return theory.plan(
             parameters=fields.pop("params"), largest_batch_tokens=fields.pop("largest_batch_tokens") or None, **fields
         )
+
+    def plans(self) -> dict[int, theory.Plan]:
+        """Return the plan for each of KS ranks, whatever world_size is: what figures/stage_map.py draws."""
+        return {k: dataclasses.replace(self, world_size=k).plan() for k in KS}
 
     def answer(self) -> dict[str, Any]:
         """Return what the command line prints with --json."""

@@ -60,33 +60,42 @@ class Prediction(w.VBox):
         asked = self.question if len(self.question) <= room else self.question[: room - 1] + "…"
         return f"{asked} ({kept})"[:LONGEST_REPR]
 
-    def reveal(self, answer: str, *, evidence=None) -> None:
+    def reveal(self, answer: str, *, evidence=None, computed: bool = False) -> None:
         """Show the measured answer beside the guess, then `evidence`: a figure, a table, or several of them in a list.
 
-        answer: one of the options, as the run decided it. The guess may be missing, as when a notebook runs by itself.
+        answer: one of the options, as the run decided it, or with `computed` a formula. The guess may be missing, as
+        when a notebook runs by itself.
         Raises ValueError for an answer that was not among the options.
         """
+        self._check(answer)
+        told = Revealed(guess=self.guess, answer=answer, computed=computed)
+        self._told.value = f"<div class='dpviz-told'>{told._repr_html_()}</div>"
+        shown_in_turn(told, evidence)
+
+    def _check(self, answer: str) -> None:
         if answer not in self.options:
             raise ValueError(
                 f"the answer is {answer!r}, but it must be one of the options: {', '.join(map(repr, self.options))}."
             )
-        from IPython.display import display  # only here, so that a plain script may import the module
 
-        told = Revealed(guess=self.guess, answer=answer)
-        self._told.value = f"<div class='dpviz-told'>{told._repr_html_()}</div>"
-        display(told)
-        for one in evidence if isinstance(evidence, list | tuple) else [] if evidence is None else [evidence]:
+
+def shown_in_turn(*parts) -> None:
+    """Display each part, which may be a list of things to display, or None for nothing."""
+    from IPython.display import display  # only here, so that a plain script may import the module
+
+    for part in parts:
+        for one in part if isinstance(part, list | tuple) else [] if part is None else [part]:
             display(one)
 
 
 class Revealed:
     """How a guess went: one or two sentences, as text and as HTML."""
 
-    def __init__(self, *, guess: str | None, answer: str):
-        self.guess, self.answer = guess, answer
+    def __init__(self, *, guess: str | None, answer: str, computed: bool = False):
+        self.guess, self.answer, self.computed = guess, answer, computed
 
     def _sentences(self) -> tuple[str, str, str]:
-        measured = f"Measured: {self.answer}."
+        measured = f"{'Computed' if self.computed else 'Measured'}: {self.answer}."
         if self.guess is None:
             return "", measured, "No guess was made this time."
         if self.guess == self.answer:

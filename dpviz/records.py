@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpviz.wrong_value import WrongValue
+
 MEASURED = "measured: the kernel's TCP counters"
 COUNTED = "counted, not measured"
 ALONE = "one rank: nothing to send"
@@ -93,7 +95,8 @@ class Environment:
 
     `link` says in words what the ranks talked over. `link_gbps` is the rate of each rank's interface, 10^9 bits a
     second in each direction, None where nothing limited it or it changed during the run; `link_latency_us` is the delay
-    of what it sent.
+    of what it sent. `device` says where the tensors lay, cpu or cuda. `hosts` is how many hosts the ranks were on; a
+    network namespace of its own counts as one.
     """
 
     world_size: int
@@ -108,10 +111,16 @@ class Environment:
     platform: str
     link_gbps: float | None = None
     link_latency_us: float = 0.0
+    device: str = "cpu"
+    hosts: int = 1
 
     def line(self) -> str:
-        ranks = "1 rank in this process" if self.world_size == 1 else f"{self.world_size} ranks, {self.backend}"
-        return f"{ranks}, {self.cores} core{'s' * (self.cores != 1)}, {self.link}"
+        if self.world_size == 1:
+            ranks = "1 rank in this process"
+        else:
+            on_hosts = f" on {self.hosts} hosts" * (self.hosts > 1)
+            ranks = f"{self.world_size} ranks{on_hosts}, {self.backend}" + f", {self.device}" * (self.device != "cpu")
+        return f"{ranks}, {self.cores} core{'s' * (self.cores != 1)}{' a host' * (self.hosts > 1)}, {self.link}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +132,7 @@ class Run:
     wire         one `Wire` a rank
     collectives  one list a rank: the collectives it issued, the last few hundred
     prints       one list a rank: the lines it printed, up to the pool's limit
+    contract     the data-parallel contract, eight categories filled from the above (see dpviz.contract)
     facts        the named numbers that the question's `facts(run)` made of the above
     """
 
@@ -134,6 +144,7 @@ class Run:
     environment: Environment
     collectives: list[list[Collective]] = field(default_factory=list)
     prints: list[list[str]] = field(default_factory=list)
+    contract: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
     def frame(self):
@@ -164,6 +175,7 @@ class Run:
             "records": self.records,
             "collectives": self.collectives,
             "prints": self.prints,
+            "contract": self.contract,
         }
         text = json.dumps({**self.answer(), **plain(more)}, indent=1)
         Path(path).write_text(text + "\n", encoding="utf-8")
@@ -184,10 +196,11 @@ class Run:
                 environment=Environment(**saved["environment"]),
                 collectives=[[_collective(entry) for entry in of_rank] for of_rank in saved["collectives"]],
                 prints=saved["prints"],
+                contract=saved.get("contract", {}),
                 facts=_restored(saved["facts"]),
             )
         except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise ValueError(
+            raise WrongValue(
                 f"{path} does not hold a run of dpviz: {type(error).__name__} {error}. "
                 "Give a file that Run.save or --out wrote."
             ) from error

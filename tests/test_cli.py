@@ -212,6 +212,10 @@ def test_the_reported_cases_of_unequal_batches(arguments, expected):
         ("sampler --dataset-size 10 --world-size 4", {"samples": 12, "accuracy_read": 1 / 3, "accuracy_true": 0.2}),
         ("optimizer_state --fault skipped_step --fault-rank 3", {"first_divergent_step": 3, "divergent_ranks": [3]}),
         ("resume --resume-world-size 2", {"first_divergent_step": None}),
+        (
+            "mesh --dp 4 --tp 2 --pp 2 --micro-batch 2 --accumulation-steps 8",
+            {"global_batch": 64, "distinct_samples": 64, "wrong_global_batch": 256},
+        ),
     ],
 )
 def test_the_reported_cases_of_the_other_experiments(arguments, expected):

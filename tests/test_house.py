@@ -14,13 +14,17 @@ LONGEST_FILE = 300
 TORCH = {"torch"}
 WIDGETS = {"ipywidgets", "anywidget", "IPython", "jupyterlab"}
 OUTSIDE = {  # part of dpviz: what from outside it may not import, anywhere
+    "wrong_value": TORCH | WIDGETS,
     "records": TORCH | WIDGETS,
+    "contract": TORCH | WIDGETS,
     "theory": TORCH | WIDGETS,
     "questions": TORCH | WIDGETS,
     "figures": TORCH | WIDGETS,
     "panel": TORCH,
     "calculator": TORCH,
+    "broken_run": TORCH,
     "predict": TORCH,
+    "score": TORCH,
     "widgets": TORCH,
     "start": TORCH | WIDGETS,
     "planner": TORCH | WIDGETS,
@@ -37,18 +41,22 @@ INSIDE = {  # part of dpviz: the other parts it may import
     "models": set(),
     "data": set(),
     "seeds": set(),
-    "records": set(),
+    "wrong_value": set(),
+    "records": {"wrong_value"},
     "theory": set(),
-    "questions": {"records", "theory"},
+    "contract": {"records", "wrong_value"},
+    "questions": {"records", "theory", "contract", "wrong_value"},
     "measure": {"records", "theory"},
-    "figures": {"records", "theory"},
+    "figures": {"records", "theory", "contract"},
     "experiments": {"seeds", "parallel", "data", "models", "measure", "theory", "questions", "records"},
-    "ranks": {"seeds", "measure", "records", "questions", "data"},  # the rank server loads the data before it forks
+    "ranks": {"seeds", "measure", "records", "questions", "data", "contract"},  # the server loads data
     "checks": {"records"},
     "widgets": {"ranks", "figures", "questions", "records"},
     "predict": {"widgets", "records"},
+    "score": {"figures", "predict", "widgets"},
     "panel": {"ranks", "records", "widgets", "questions", "figures"},
     "calculator": {"widgets"},
+    "broken_run": {"contract", "questions", "ranks", "widgets", "wrong_value"},
     "start": set(),
     "doctor": {"ranks", "measure", "records", "launch"},
     "planner": {"questions", "theory"},
@@ -117,7 +125,7 @@ LIGHT = {
     "start": "import dpviz.start",
     "doctor": "import dpviz.doctor",
     "plan": "from dpviz.__main__ import main; main(['plan'])",
-    "panel and predict": "import dpviz.panel, dpviz.predict, dpviz.calculator",
+    "panel and predict": "import dpviz.panel, dpviz.predict, dpviz.calculator, dpviz.score",
 }
 
 

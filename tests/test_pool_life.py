@@ -276,7 +276,7 @@ def test_ahead_of_spawn_cold_and_warm(tmp_path):
             if done.returncode == 0:
                 return time.perf_counter() - began
 
-    # a rank that torch spawned aborts now and then as its interpreter ends, destroyed group or not (seen in 2 of some 25 runs)
+    # a rank that torch spawned aborts now and then as its interpreter ends, with its group destroyed or not
     spawn, ours = seconds(SPAWN, tries=4), seconds(OURS)
     launch(ddp_gradient, world_size=4)
     warm = []

@@ -61,6 +61,11 @@ def test_a_right_guess_is_said_to_be(revealed):
     assert "That is what you expected" in guess._told.value
 
 
+def test_what_a_formula_decides_is_not_called_measured(revealed):
+    (told,) = revealed(predict(QUESTION, OPTIONS), OPTIONS[1], computed=True)
+    assert repr(told).startswith("Computed: lr were 4 times larger.")
+
+
 def test_another_guess_is_set_beside_the_answer_kindly(revealed):
     guess = predict(QUESTION, OPTIONS)
     choose(guess, OPTIONS[0])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
 from contextlib import nullcontext
 
 import numpy
@@ -22,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dpviz import data, models
 from dpviz.experiments.equivalence import DTYPES, flat
-from dpviz.measure import collectives, fingerprint
+from dpviz.measure import clock, collectives, fingerprint
 from dpviz.measure.memory import kept_for_backward
 from dpviz.measure.meter import Meter
 from dpviz.questions.accumulation import Config
@@ -147,13 +146,13 @@ class Ledger:
         self.start = flat(self.ddp.parameters())
         self.meter.read()
         self.issued = [collectives.issued()]
-        self.began = time.perf_counter()
+        self.began = clock.now()
 
     def note(self):
         self.issued.append(collectives.issued())
 
     def before_step(self):
-        self.seconds.append(time.perf_counter() - self.began)
+        self.seconds.append(clock.now() - self.began)
         sent, issued = self.meter.read()
         self.sent.append(sent)
         gradient = flat(p.grad for p in self.ddp.parameters())

@@ -111,10 +111,11 @@ class Stack(nn.Module):
 def build(config, rank, dtype=None):
     """Return the model, its parameters equal on every rank; they are drawn in float32, whatever the dtype."""
     generator, dtype = torch.Generator().manual_seed(config.seed), dtype or DTYPES[config.dtype]
-    small = torch.zeros(SMALL_BYTES // DTYPES[config.dtype].itemsize, dtype=dtype)
+    small = torch.zeros(SMALL_BYTES // DTYPES[config.dtype].itemsize, dtype=dtype, device="cpu")
     counts = numpy.diff(numpy.linspace(0, config.small_tensors, config.layers + 1).astype(int))
-    weights = torch.randn(config.layers, config.width, config.width, generator=generator) / (2 * config.width**0.5)
-    return Stack(
+    shape = config.layers, config.width, config.width
+    weights = torch.randn(shape, generator=generator, device="cpu") / (2 * config.width**0.5)
+    stack = Stack(
         [
             Layer(weight.to(DTYPES[config.dtype]).to(dtype, copy=True), [small.clone() for _ in range(count)])
             for weight, count in zip(weights, counts, strict=True)
@@ -122,6 +123,7 @@ def build(config, rank, dtype=None):
         backwards=config.backwards,
         skipped=config.layers // 2 if rank == config.unused_on else None,
     )
+    return stack.to(torch.get_default_device())
 
 
 def load(config, rank):
@@ -138,7 +140,8 @@ def batch(config, rank):
 
 def samples(config, rank):
     generator = torch.Generator().manual_seed(config.seed * 1_000_003 + 1 + rank)
-    return torch.randn(config.batch, config.width, generator=generator).to(DTYPES[config.dtype])
+    drawn = torch.randn(config.batch, config.width, generator=generator, device="cpu")
+    return drawn.to(device=torch.get_default_device(), dtype=DTYPES[config.dtype])
 
 
 @functools.lru_cache(maxsize=1)  # a sweep over caps asks for the same one each time
@@ -213,7 +216,7 @@ class Ledger:
         self.timed.zero_grad()
 
     def note(self, what):
-        self.now[what] = time.perf_counter()
+        self.now[what] = clock.now()
 
     def report(self):
         """Return what this rank found, its times on rank 0's clock.

@@ -113,7 +113,7 @@ def gathered(shard, lengths):
     """Return the shards of all ranks end to end; they are padded to the longest, since a gather wants equal lengths."""
     padded = [torch.zeros(max(lengths), dtype=shard.dtype) for _ in lengths]
     dist.all_gather(padded, nn.functional.pad(shard, (0, max(lengths) - len(shard))))
-    return torch.cat([part[:length] for part, length in zip(padded, lengths, strict=True)]).numpy()
+    return torch.cat([part[:length] for part, length in zip(padded, lengths, strict=True)]).cpu().numpy()
 
 
 def model_with_gradients(config, after_each=lambda model: None):

@@ -14,7 +14,9 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -183,6 +185,8 @@ class FullySharded(OfTorch):
     def __init__(self, config, model, *, layers, reshard, reshard_rest=None):
         half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
         policy = {"mp_policy": half} if config.mixed_precision else {}
+        # where the tensors are: by itself FSDP2 takes them to a GPU, if the machine has one
+        policy["mesh"] = init_device_mesh(torch.get_default_device().type, (dist.get_world_size(),))
         for layer in layers:
             fully_shard(layer, reshard_after_forward=reshard, **policy)
         fully_shard(model, reshard_after_forward=reshard_rest, **policy)

@@ -183,4 +183,4 @@ class Witness:
 
 def flat(tensors):
     """Return tensors laid end to end, as one float64 vector of its own."""
-    return torch.cat([tensor.detach().flatten().double() for tensor in tensors]).numpy()
+    return torch.cat([tensor.detach().flatten().double() for tensor in tensors]).cpu().numpy()

@@ -7,7 +7,6 @@ Built in lesson 09.
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 
 import torch
@@ -60,7 +59,7 @@ class Ledger:
         """Yield this rank's K micro-batches of a step, and let gradients be reduced after those that `sync` says."""
         self.meter.read()
         self.way.ring.read()
-        self.part, self.begun = 0.0, time.perf_counter()
+        self.part, self.begun = 0.0, clock.now()
         batches = micro_batches(self.config, step, dist.get_rank(), dist.get_world_size())
         for number, batch in enumerate(batches, start=1):
             self.way.synchronize(self.config.sync == "every" or number == len(batches))
@@ -73,7 +72,7 @@ class Ledger:
 
     def loss(self):
         """Return this rank's loss of the step that ends here."""
-        self.seconds.append(time.perf_counter() - self.begun)
+        self.seconds.append(clock.now() - self.begun)
         self.sent, self.issued = self.meter.read()
         self.scatters, by_ring = self.way.ring.read()
         self.sent += by_ring if wire.how() == COUNTED else 0
@@ -228,7 +227,7 @@ def traced(ledger, shift):
     """Return the timeline of one more step on this rank, from the moment at which the last rank began it."""
     way = ledger.way
     dist.barrier()
-    begun = time.perf_counter()
+    begun = clock.now()
     with profiled() as events:
         ledger.train_step()
     start = torch.tensor(begun + shift, dtype=torch.float64)

@@ -22,13 +22,12 @@ from dpviz.experiments.equivalence import DTYPES
 from dpviz.experiments.resume import shared_directory
 from dpviz.measure import fingerprint
 from dpviz.parallel.ddp import all_reduce_gradients
-from dpviz.questions.optimizer_state import Config
+from dpviz.questions.optimizer_state import MAX_NORM, Config
 from dpviz.records import Step
 
 __all__ = ["Config", "experiment", "train_with_fault"]
 
 COLLECTIVE_TIMEOUT_S = 2  # a left-out collective is found this soon
-MAX_NORM = 5.0
 
 
 def train_with_fault(config):
@@ -161,6 +160,10 @@ class Replica:
         self.optimizer = optimizers[config.optimizer](self.model.parameters(), config.lr)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=config.steps)
         self.scaler, self.updates, self.mask, self.gradients, self.norm = LossScaler(), 0, "", "", 0.0
+        self.initial, self.resumed_from, self.seen = fingerprint.digest(self.model.parameters()), None, ("", 0)
+        self.model.register_forward_pre_hook(
+            lambda module, x: setattr(self, "seen", (fingerprint.digest(x), len(x[0])))
+        )
         self.model[2].register_forward_hook(
             lambda module, x, out: setattr(self, "mask", fingerprint.digest([out == 0]))
         )
@@ -179,7 +182,14 @@ class Replica:
             "optimizer": fingerprint.digest(moments),
             "parameters": fingerprint.digest(self.model.parameters()),
             "sample": fingerprint.sample(self.model.parameters()),
+            "probe": fingerprint.probe(self.model.parameters(), seed=step),
+            "checksum": fingerprint.checksum(self.model.parameters()),
             "dropout": self.mask,
+            "initial": self.initial,
+            "resumed_from": self.resumed_from,
+            "batch": self.seen[0],
+            "samples": self.seen[1],
+            "random_state": fingerprint.digest([torch.get_rng_state()]),
         }
 
     def state(self, *, without=()):
@@ -240,6 +250,7 @@ def resumed(replica, checkpoint_id, *, without):
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of no_dist: a rank's own file is wanted
         checkpoint.load(state, checkpoint_id=checkpoint_id, no_dist=True)
     fresh.load(state)
+    fresh.initial, fresh.resumed_from = replica.initial, {"version": state["updates"], "parts": sorted(state)}
     return fresh
 
 

@@ -9,7 +9,6 @@ Built in lesson 08.
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -21,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from dpviz import data, models
 from dpviz.experiments import engines
 from dpviz.experiments.equivalence import DTYPES, micro_batches, whole_batch
-from dpviz.measure import wire
+from dpviz.measure import clock, wire
 from dpviz.measure.memory import distinct_bytes, kept_for_backward, watched
 from dpviz.measure.meter import Meter
 from dpviz.questions.zero import Config
@@ -49,10 +48,10 @@ def references(config):
     batch; and the bytes that autograd keeps of a micro-batch, which no stage divides.
     """
     plain = engines.make(replace(config, mixed_precision=by_hand(config)), build(config), stage=0)
-    losses, ends = [], [time.perf_counter()]
+    losses, ends = [], [clock.now()]
     for step in range(config.steps):
         losses.append(train_step(config, plain, step))
-        ends.append(time.perf_counter())
+        ends.append(clock.now())
     return {
         "losses_of_stage_0": losses,
         "seconds_of_stage_0": [end - begin for begin, end in pairwise(ends)],
@@ -101,10 +100,10 @@ class Account:
     def begin(self):
         self.meter.read()
         self.engine.ring.read()
-        self.began = time.perf_counter()
+        self.began = clock.now()
 
     def end(self):
-        self.seconds.append(time.perf_counter() - self.began)
+        self.seconds.append(clock.now() - self.began)
         sent, issued = self.meter.read()
         calls, sent_by_ring = self.engine.ring.read()
         self.sent.append(sent + (sent_by_ring if wire.how() == COUNTED else 0))

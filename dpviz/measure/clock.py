@@ -32,6 +32,13 @@ class Offset:
     how: str
 
 
+def now() -> float:
+    """Return time.perf_counter(), once torch's default device has done all that it was given; a CPU always has."""
+    if torch.get_default_device().type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
 def host_id() -> str:
     """Return what tells this host's clock from another's: the id of its boot on Linux, else its name."""
     try:

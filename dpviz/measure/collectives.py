@@ -65,9 +65,10 @@ def issued() -> int:
 
 
 def _entries() -> list[dict]:
-    dump = torch._C._distributed_c10d._dump_fr_trace(
-        includeCollectives=True, includeStackTraces=False, onlyActive=False
-    )
+    on_nccl = dist.is_initialized() and dist.get_backend() == "nccl"  # which has a recorder of its own
+    recorder = torch._C._distributed_c10d
+    dumped = recorder._dump_nccl_trace if on_nccl else recorder._dump_fr_trace
+    dump = dumped(includeCollectives=True, includeStackTraces=False, onlyActive=False)
     return [entry for entry in pickle.loads(dump).get("entries", []) if not entry["is_p2p"]]
 
 
@@ -75,7 +76,7 @@ def _collective(entry: dict) -> Collective:
     return Collective(
         group=entry["process_group"][0],
         number=entry["collective_seq_id"],
-        name=entry["profiling_name"].removeprefix("gloo:"),
+        name=entry["profiling_name"].rpartition(":")[2],
         shapes=tuple(tuple(shape) for shape in entry["input_sizes"]),
         dtypes=tuple(entry["input_dtypes"]),
     )

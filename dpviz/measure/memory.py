@@ -113,7 +113,7 @@ class Watch(TorchDispatchMode):
         if not self.looks:
             return result
         for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self.known or self.known[storage._cdata][0].expired():
                     self.known[storage._cdata] = (StorageWeakRef(storage), "other")

@@ -23,5 +23,6 @@ class Meter:
         """Return (bytes sent, collectives issued) since the last reading."""
         issued, (sent, _) = self.recorder.since_last(), self.counters.since_last()
         if wire.how() == COUNTED:
-            sent = counted.wire(issued, dist.get_rank(), dist.get_world_size()).sent
+            ranks = dist.get_rank(), dist.get_world_size()
+            sent = counted.wire(issued, *ranks, backend=dist.get_backend()).sent
         return sent, issued

@@ -52,6 +52,11 @@ class BucketTrace:
     """
 
     def __init__(self, model: nn.Module, buckets: Sequence[Sequence[torch.Tensor]] | None = None) -> None:
+        if dist.get_backend() != "gloo":
+            raise ValueError(
+                f"the backend is {dist.get_backend()}, but when a bucket is sent is read from gloo's own threads. "
+                "Give --backend gloo, or look at a trace of torch.profiler."
+            )
         self.by_hand = buckets
         self.parameters = [*model.parameters()]
         self.buckets: list[Bucket] = []

@@ -30,10 +30,12 @@ QUESTIONS = {
     "buckets": ("dpviz.experiments.buckets:experiment", "How large should a bucket be?"),
     "zero": ("dpviz.experiments.zero:experiment", "Who needs to hold what, and what does it cost to fetch it?"),
     "fsdp": ("dpviz.experiments.fsdp:experiment", "Gather, use, scatter: can the loan hide behind the reading?"),
+    "mesh": ("dpviz.experiments.mesh:experiment", "Which dimensions enter the global batch?"),
     "optimizer_state": (
         "dpviz.experiments.optimizer_state:experiment",
         "Which steps must be the same on every rank?",
     ),
+    "contract": ("dpviz.experiments.contract:experiment", "Can you prove that your run is data parallel?"),
     "large_batch": ("dpviz.experiments.large_batch:experiment", "Is a batch k times larger just k times faster?"),
     "resume": (
         "dpviz.experiments.resume:experiment",

@@ -13,14 +13,9 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
+from dpviz.wrong_value import WrongValue
+
 MAX_WORLD_SIZE = 32
-
-
-class WrongValue(ValueError):
-    """Something given was wrong: what was given, what is allowed, what to do. A notebook shows the sentence alone."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"ValueError: {self}"]
 
 
 DTYPES = ("float64", "float32", "bfloat16")
@@ -159,6 +154,11 @@ class Question(Checked):
             raise WrongValue(
                 f"world_size is {world_size}, but the fields describe {implied} ranks. Leave it out, or give {implied}."
             )
+
+    @staticmethod
+    def contract_parts(run) -> dict[str, dict[str, Any]]:
+        """Return what runs of this question put into the contract, category by category, beside what every run does."""
+        return {}
 
     @staticmethod
     def facts(run) -> dict[str, Any]:

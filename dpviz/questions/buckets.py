@@ -88,6 +88,10 @@ class Config(Question):
                 )
 
     @staticmethod
+    def contract_parts(run) -> dict[str, dict[str, Any]]:
+        return {"communication": {"bucket_bytes": [bucket["bytes"] for bucket in run.results[0]["buckets"]]}}
+
+    @staticmethod
     def facts(run) -> dict[str, Any]:
         """Return what travelled, when, and what of it backward did not hide; see the three parts."""
         return {**_gradient_facts(run), **_time_facts(run), **_wire_facts(run)}

@@ -50,6 +50,10 @@ class Config(Question):
         return None if self.gradients is None else len(self.gradients)
 
     @staticmethod
+    def contract_parts(run) -> dict[str, dict[str, Any]]:
+        return {"update": {"clipping": {"max_norm": run.config["max_norm"], "where": run.config["order"]}}}
+
+    @staticmethod
     def facts(run) -> dict[str, Any]:
         """Return the update's gradient under this order, beside average_then_clip.
 

@@ -12,14 +12,15 @@ Ranks that should be replicas are compared after every update, by cheap fingerpr
 
 from __future__ import annotations
 
-import collections
-import math
 from dataclasses import dataclass
 from typing import Any
 
+from dpviz.contract import compare
 from dpviz.questions.base import Question, WrongValue, choice, number, whole
 
+MAX_NORM = 5.0  # gradients are clipped to this
 CHECKS = ("step", "lr", "scaler", "tokens", "norm", "gradients", "optimizer", "parameters")
+EVIDENCE = (*CHECKS, "initial", "batch", "samples", "probe", "checksum", "dropout")  # for the contract
 FAULTS = {
     "none": "nothing is wrong",
     "no_all_reduce": "no rank calls the all-reduce in the fault step",
@@ -37,6 +38,12 @@ FAULTS = {
     "edited_parameter": "one parameter is raised by 1 on the fault rank",
     "different_init": "the fault rank starts from other parameters",
     "same_dropout_mask": "all ranks seed dropout alike",
+}
+
+BEFORE = {  # updates that there must be before the fault
+    "stale_checkpoint": (2, "two updates before it, to have an older checkpoint"),
+    "resume_without_optimizer": (1, "an update before it, to have a checkpoint"),
+    "resume_without_scaler": (1, "an update before it, to have a checkpoint"),
 }
 
 
@@ -57,14 +64,43 @@ class Config(Question):
                 f"fault_step is {self.fault_step}, but there are {self.steps} updates, numbered from 0. "
                 f"Give at most {self.steps - 1}, or more steps."
             )
-        if self.fault == "stale_checkpoint" and self.fault_step < 2:
-            raise WrongValue(
-                "stale_checkpoint needs two updates before it, to have an older checkpoint. Give fault_step 2."
-            )
+        before, why = BEFORE.get(self.fault, (0, ""))
+        if self.fault_step < before:
+            raise WrongValue(f"fault_step is {self.fault_step}, but {self.fault} needs {why}. Give at least {before}.")
 
     def check_world_size(self, world_size: int) -> None:
         if self.fault_rank >= world_size and self.fault != "none":
             raise WrongValue(f"fault_rank is {self.fault_rank}, but there are {world_size} ranks, numbered from 0.")
+
+    @staticmethod
+    def contract_parts(run) -> dict[str, dict[str, Any]]:
+        """Return each step's evidence, and what the run is: data, loss, update rule, checkpoints."""
+        config, by_number = run.config, [{step.step: step.values for step in records} for records in run.records]
+        common = sorted(set.intersection(*map(set, by_number)))
+        if not common:  # the run failed before its first step was over
+            return {}
+        of_steps = [tuple(of_rank[number] for of_rank in by_number) for number in common]
+        last = of_steps[-1]
+        return {
+            "data": {
+                "name": "digits",
+                "samples": [sum(values["samples"] for values in of_rank) for of_rank in zip(*of_steps, strict=True)],
+                "mask": "none",
+            },
+            "batch": {"counted_samples": sum(values["samples"] for values in of_steps[0])},
+            "loss": {"reduction": "sum", "divided_by": "the samples of all ranks", "selection": "every sample"},
+            "update": {
+                "schedule": {"kind": "cosine", "lr": config["lr"], "steps": config["steps"]},
+                "clipping": {"max_norm": MAX_NORM, "where": "after the all-reduce and unscaling"},
+                "loss_scale": {"at the end": last[0]["scaler"], "overflow": "skipped"},
+            },
+            "consistency": {"steps": [_evidence(of_ranks) for of_ranks in of_steps]},
+            "recoverability": {
+                "checkpoints": _checkpoints(of_steps),
+                "data_progress": sum(values["samples"] for of_ranks in of_steps for values in of_ranks),
+                "random_state": [values["random_state"] for values in last],
+            },
+        }
 
     @staticmethod
     def facts(run) -> dict[str, Any]:
@@ -89,7 +125,7 @@ class Config(Question):
             "detected_by": list(found),
             "differences": seen,
             "learning_rates": rates,
-            "learning_rates_expected": [_cosine(number, run.config["steps"]) for number in range(len(rates))],
+            "learning_rates_expected": [compare.cosine(number, run.config["steps"]) for number in range(len(rates))],
             "same_dropout_mask": any("dropout" in found for found in seen),
             "parameter_spread": [_spread(of_ranks) for of_ranks in zip(*steps, strict=False)],
             "losses": [[step.loss for step in records] for records in run.records],
@@ -123,42 +159,37 @@ def _differences(of_ranks: tuple[dict, ...], config: dict) -> dict[str, list[int
     for check in CHECKS:
         values = [values[check] for values in of_ranks]
         if check == "lr":
-            expected = config["lr"] * _cosine(of_ranks[0]["number"] + 1, config["steps"])
-            off = [
-                rank
-                for rank, lr in enumerate(values)
-                if not math.isclose(lr, expected, abs_tol=1e-9 * config["lr"] + 1e-15)
-            ]
+            off = compare.off_schedule(values, updates=of_ranks[0]["number"] + 1, schedule=config)
         elif check == "norm":
-            off = [rank for rank, norm in enumerate(values) if not math.isfinite(norm)]
+            off = compare.not_finite(values)
         else:
-            off = _minority(values)
+            off = compare.unequal(values)
         if off:
             found[check] = off
     if "norm" in found:  # what is not a number was not dropped either
         return found
-    same = [
-        rank
-        for rank, mask in enumerate(v["dropout"] for v in of_ranks)
-        if [v["dropout"] for v in of_ranks].count(mask) > 1
-    ]
+    same = compare.shared([values["dropout"] for values in of_ranks])
     return found | ({"dropout": same} if same else {})
 
 
-def _minority(values: list) -> list[int]:
-    counted = collections.Counter(values).most_common(2)
-    if len(counted) < 2:
-        return []
-    tied = counted[0][1] == counted[1][1]
-    return [rank for rank, value in enumerate(values) if tied or value != counted[0][0]]
+def _evidence(of_ranks: tuple[dict, ...]) -> dict[str, Any]:
+    """Return the values of every check that the ranks recorded in one step."""
+    number = of_ranks[0]["number"]
+    names = [name for name in EVIDENCE if number == 0 or name != "initial"]
+    return {"number": number, "values": {name: [values[name] for values in of_ranks] for name in names}}
+
+
+def _checkpoints(of_steps: list[tuple[dict, ...]]) -> list[dict[str, Any]]:
+    """Return what the ranks resumed from, at the first step that they made after it; an empty list where they did
+    not.
+    """
+    for of_ranks in of_steps:
+        resumed = [values["resumed_from"] for values in of_ranks]
+        if all(resumed):
+            at = {"step": of_ranks[0]["number"], "versions": [one["version"] for one in resumed]}
+            return [at | {"parts": [one["parts"] for one in resumed]}]
+    return []
 
 
 def _spread(of_ranks: tuple[dict, ...]) -> float:
     return max(max(column) - min(column) for column in zip(*(values["sample"] for values in of_ranks), strict=True))
-
-
-def _cosine(updates: int, total: int) -> float:
-    """The schedule in closed form: 1 at the start, 0 after `total` updates. Source: Loshchilov and Hutter, SGDR
-    (2017).
-    """
-    return (1 + math.cos(math.pi * updates / total)) / 2

@@ -24,6 +24,12 @@ class Config(Question):
     )
 
     @staticmethod
+    def contract_parts(run) -> dict[str, dict[str, Any]]:
+        of_epoch = [result["epochs"][0] for result in run.results]
+        repeated = sum(map(len, of_epoch)) - len(set().union(*of_epoch))
+        return {"data": {"samples": [len(of_rank) for of_rank in of_epoch], "repeated": repeated}}
+
+    @staticmethod
     def facts(run) -> dict[str, Any]:
         """Return what the ranks saw in the first epoch, and whether the second differs.
 

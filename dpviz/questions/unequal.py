@@ -64,6 +64,11 @@ class Config(Question):
         return len(self.tokens)
 
     @staticmethod
+    def contract_parts(run) -> dict[str, dict[str, Any]]:
+        tokens = [sum(result["counts"]) for result in run.results]
+        return {"data": {"tokens": tokens}, "batch": {"global_tokens": sum(tokens)}}
+
+    @staticmethod
     def facts(run) -> dict[str, Any]:
         """Return losses and gradients of each rule against the reference; NaN where a rule divides nothing by nothing.
 

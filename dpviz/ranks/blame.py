@@ -13,25 +13,13 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpviz.contract.compare import SAME_EVERYWHERE, minority
 from dpviz.ranks import travel
 from dpviz.ranks.errors import RankError
 
 _CONSEQUENCE = re.compile(
     r"Connection closed by peer|Timed out waiting|Connection reset|Broken pipe|Application timeout|Connection refused"
 )
-# Every rank must call these with the same shapes; gather, scatter and the like may differ
-_SAME_EVERYWHERE = {
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "_all_gather_base",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "barrier",
-}
-
-
 _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")  # from one rank to another
 
 
@@ -126,8 +114,8 @@ def mismatch(issued: list[list]) -> RankError | None:
         for entry in entries:
             calls[entry.group, entry.number][rank] = entry
     for (_, number), of_rank in calls.items():
-        different = _minority(
-            {rank: (c.name, c.shapes, c.dtypes) for rank, c in of_rank.items() if c.name in _SAME_EVERYWHERE}
+        different = minority(
+            {rank: (c.name, c.shapes, c.dtypes) for rank, c in of_rank.items() if c.name in SAME_EVERYWHERE}
         )
         if different:
             accounts = [
@@ -171,7 +159,7 @@ def _guilty(accounts: list[Account], silent_s: float | None) -> tuple[list[int],
             f"in which {ranks(waited)} waited",
         )
     lasts = {rank: str(account.last) for rank, account in enumerate(accounts) if account.last}
-    if len(lasts) == len(accounts) and (different := _minority(lasts)):  # else it was one in a group of some ranks
+    if len(lasts) == len(accounts) and (different := minority(lasts)):  # else it was one in a group of some ranks
         return different, _different(accounts, different)
     waiting = where(lambda a: not a.returned) or list(range(len(accounts)))
     if message := next((account.awaits for account in accounts if account.awaits), ""):
@@ -181,18 +169,6 @@ def _guilty(accounts: list[Account], silent_s: float | None) -> tuple[list[int],
         return waiting, f"{ranks(waiting)} waited too long for a message of another rank"
     longer = "a larger timeout= would wait longer"
     return waiting, f"{ranks(waiting)} waited too long in {next(iter(lasts.values()))}; {longer}"
-
-
-def _minority(values: dict[int, Any]) -> list[int]:
-    """Return the ranks whose value is not the most common one; all of them where no value leads."""
-    counted = collections.Counter(values.values()).most_common(2)
-    if len(counted) < 2:
-        return []
-    return (
-        sorted(values)
-        if counted[0][1] == counted[1][1]
-        else sorted(rank for rank, value in values.items() if value != counted[0][0])
-    )
 
 
 def _different(accounts: list[Account], different: list[int]) -> str:

@@ -14,9 +14,10 @@ import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dpviz.contract import document
 from dpviz.measure import wire
 from dpviz.questions.base import WrongValue, check_world_size
-from dpviz.ranks import here, jobs, sources, travel
+from dpviz.ranks import devices, here, jobs, sources, travel
 from dpviz.ranks.errors import RankError
 from dpviz.ranks.link import Link
 from dpviz.ranks.link import check as check_link
@@ -35,9 +36,10 @@ def launch(
     timeout: float = 60,
     on_record: Callable[[int, Any], None] | None = None,
     on_print: Callable[[int, str], None] | None = None,
+    backend: str = "gloo",
+    device: str = "cpu",
 ) -> Run:
-    """Call experiment(config) once on each of `world_size` ranks, the default process group (gloo) ready, and return
-    the Run.
+    """Call experiment(config) once on each of `world_size` ranks, the default process group ready, and return the Run.
 
     experiment   a function, or "package.module:function"; it may yield records and may return a result
     world_size   the number of ranks, k, from 1 to 32; may be left out where the config implies it
@@ -49,13 +51,15 @@ def launch(
     on_record    called as on_record(rank, record) as records arrive
     on_print     called as on_print(rank, line) as lines arrive; by default it prints "[rank 2] line".
                  Run.prints keeps them
+    backend      gloo, or under torchrun nccl
+    device       cpu, or under torchrun cuda: torch's default device is then the GPU of the rank's number on its host
 
     On every rank torch, numpy and random are seeded alike, so that equal code makes equal parameters; call
     dpviz.seed_by_rank after the model is built where ranks must differ (dropout, augmentation). With world_size=1 the
     experiment runs in this process, so that a debugger works, and no timeout is enforced.
 
     Under torchrun the ranks are torchrun's; across hosts export GLOO_SOCKET_IFNAME, the network card's name, since else
-    they talk over the loopback alone.
+    they would talk over the loopback alone (a ValueError says so), and with nccl NCCL_SOCKET_IFNAME likewise.
 
     Raises RankError (its `ranks` says whose fault), ValueError for a wrong argument, KeyboardInterrupt.
     """
@@ -65,10 +69,15 @@ def launch(
     elsewhere = here.launcher()
     if elsewhere and link:
         raise WrongValue("a link was given, but these ranks are torchrun's, on their own network. Leave the link out.")
+    devices.check(backend, device, launcher=elsewhere)
     if elsewhere or world_size == 1:
         check_link(link)
-        outcome, records = here.run(experiment, config, world_size=world_size, timeout=timeout, on_record=on_record)
-        return _made(name, config, outcome, records, prints=[[] for _ in records], launcher=elsewhere or "in-process")
+        where = {"backend": backend, "device": device}
+        outcome, records, hosts = here.run(
+            experiment, config, world_size=world_size, timeout=timeout, on_record=on_record, **where
+        )
+        how = {"launcher": elsewhere or "in-process", "hosts": hosts, **where}
+        return _made(name, config, outcome, records, prints=[[] for _ in records], **how)
 
     # The pool's thread only notes what happens; callbacks run in this one, where prints and exceptions reach the cell
     happened: queue.SimpleQueue = queue.SimpleQueue()
@@ -136,9 +145,11 @@ def start(
 
     def fail(error: RankError) -> Run:
         """A question may be about a failure: then it makes its facts of the error and of the records before it."""
+        facts_of_failure = getattr(type(config), "facts_of_failure", None)
+        if facts_of_failure is None:
+            raise error
         nothing = Outcome([None] * world_size, [Wire()] * world_size, [[]] * world_size)
-        run = _unfinished(name, config, nothing, records, **conditions())
-        facts_of_failure = getattr(type(config), "facts_of_failure", lambda run, error: None)
+        run = _under_contract(_unfinished(name, config, nothing, records, **conditions()), config, failure=error)
         facts = facts_of_failure(run, error)
         if facts is None:
             raise error
@@ -183,6 +194,7 @@ def _made(name: str, config: Any, outcome: Outcome, records: list, **conditions:
     run = _unfinished(name, config, outcome, records, **conditions)
     facts = getattr(type(config), "facts", None)
     try:
+        run = _under_contract(run, config)
         return dataclasses.replace(run, facts=facts(run)) if facts else run
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         question = type(config).__module__.rpartition(".")[2]
@@ -190,6 +202,11 @@ def _made(name: str, config: Any, outcome: Outcome, records: list, **conditions:
             f"{name} ran, but does not return or yield what the facts of {question} are made of ({error!r}). "
             f"Return what the experiment {question} returns, or give another config: a dict of your own will do."
         ) from error
+
+
+def _under_contract(run: Run, config: Any, *, failure: RankError | None = None) -> Run:
+    more = getattr(type(config), "contract_parts", lambda run: {})(run)
+    return dataclasses.replace(run, contract=document.make(run, more, failure=failure))
 
 
 def _unfinished(
@@ -202,9 +219,10 @@ def _unfinished(
     launcher: str,
     links: Sequence[Link] = (),
     no_link: bool = False,
+    **where: Any,
 ) -> Run:
     """Return the Run without its facts. `links` are those that the ranks talked over; `no_link` says that one was
-    asked for and could not be had.
+    asked for and could not be had; `where` has the backend, device and hosts, where they are not the pool's.
     """
     return Run(
         experiment=name,
@@ -212,7 +230,7 @@ def _unfinished(
         results=outcome.results,
         records=records,
         wire=outcome.wire,
-        environment=_environment(len(outcome.results), launcher, links, no_link),
+        environment=_environment(len(outcome.results), launcher, links, no_link, **where),
         collectives=outcome.collectives,
         prints=prints,
     )
@@ -224,20 +242,33 @@ def _as_dict(config: Any) -> dict[str, Any]:
     return dict(config) if isinstance(config, dict) else {} if config is None else {"value": config}
 
 
-def _environment(world_size: int, launcher: str, links: Sequence[Link], no_link: bool) -> Environment:
+def _environment(
+    world_size: int,
+    launcher: str,
+    links: Sequence[Link],
+    no_link: bool,
+    *,
+    backend: str = "gloo",
+    device: str = "cpu",
+    hosts: int = 1,
+) -> Environment:
+    with devices.wire_of(backend):
+        how = wire.how() if world_size > 1 else ALONE
     return Environment(
         world_size=world_size,
-        backend="gloo",
+        backend=backend,
         launcher=launcher,
         start_method=sources.start_method() if launcher == "pool" else "",
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         link=_in_words(launcher, links, no_link),
-        wire=wire.how() if world_size > 1 else ALONE,
+        wire=how,
         torch=importlib.metadata.version("torch"),
         python=platform.python_version(),
         platform=platform.platform(terse=True),
         link_gbps=links[0].gbps if len(links) == 1 else None,
         link_latency_us=links[0].latency_us if len(links) == 1 else 0.0,
+        device=device,
+        hosts=hosts,
     )
 
 
@@ -245,5 +276,5 @@ def _in_words(launcher: str, links: Sequence[Link], no_link: bool) -> str:
     if links:
         return ", then ".join(map(str, links))
     if launcher == "torchrun" and os.environ.get("GLOO_SOCKET_IFNAME") not in ("lo", "lo0"):
-        return "network"
+        return os.environ.get("DPVIZ_NETWORK", "network")  # whoever starts the ranks knows which
     return "loopback (no link possible here)" if no_link else "loopback"

@@ -83,14 +83,15 @@ def _tried() -> str:
         return "yes:"
 
 
-def enter() -> None:
+def enter(*, also: int = 0) -> None:
     """Enter a network namespace of its own: as root at once, else inside a user namespace of its own, which any user
-    may make where the system allows it. The process must have one thread. Raises OSError where it is refused.
+    may make where the system allows it. `also` are flags of further namespaces, for unshare. The process must have one
+    thread. Raises OSError where it is refused.
     """
     with contextlib.suppress(OSError):
-        return _check(_libc.unshare(_NEWNET))  # a user namespace would cost root the files of other users
+        return _check(_libc.unshare(_NEWNET | also))  # a user namespace would cost root the files of other users
     user, group = os.getuid(), os.getgid()
-    _check(_libc.unshare(_NEWUSER | _NEWNET))
+    _check(_libc.unshare(_NEWUSER | _NEWNET | also))
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
