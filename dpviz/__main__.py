@@ -1,4 +1,4 @@
-"""python -m dpviz list | run NAME | plan | start | doctor
+"""python -m dpviz list | run NAME | plan | start | doctor | labs
 
     python -m dpviz run equivalence --world-size 4 --accumulation-steps 2 --dtype float64 --json
     python -m dpviz run equivalence --world-size 4 --link-gbps 1 --json
@@ -127,6 +127,12 @@ def doctor(arguments: list[str]) -> int:
     return module.main(arguments)
 
 
+def labs(arguments: list[str]) -> int:
+    from dpviz.labs import command
+
+    return command.main(arguments)
+
+
 def plan(arguments: list[str]) -> int:
     """Print memory, traffic and time of each ZeRO stage and which to choose: modelled, no rank is started."""
     from dpviz.planner import Config
@@ -141,7 +147,7 @@ def plan(arguments: list[str]) -> int:
     return 0
 
 
-COMMANDS = {"list": list_questions, "run": run, "plan": plan, "start": start, "doctor": doctor}
+COMMANDS = {"list": list_questions, "run": run, "plan": plan, "start": start, "doctor": doctor, "labs": labs}
 
 
 def _described(name: str) -> str:

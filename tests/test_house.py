@@ -27,6 +27,7 @@ OUTSIDE = {  # part of dpviz: what from outside it may not import, anywhere
     "score": TORCH,
     "widgets": TORCH,
     "start": TORCH | WIDGETS,
+    "labs": TORCH | WIDGETS,
     "planner": TORCH | WIDGETS,
     "parallel": WIDGETS,
     "experiments": WIDGETS,
@@ -58,6 +59,7 @@ INSIDE = {  # part of dpviz: the other parts it may import
     "calculator": {"widgets"},
     "broken_run": {"contract", "questions", "ranks", "widgets", "wrong_value"},
     "start": set(),
+    "labs": set(),
     "doctor": {"ranks", "measure", "records", "launch"},
     "planner": {"questions", "theory"},
 }

@@ -1,0 +1,134 @@
+"""Run a notebook under pytest and nbval, in processes of its own, within limits of time, memory and output.
+
+Nothing of it outlives the run: the kernel, the rank server and the ranks are killed with it, and what they wrote lies
+in a folder that is removed. It is no jail: work that you do not trust belongs in a container.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import psutil
+
+MOST_BYTES = 4 << 30  # of memory, for any one process
+LOOK_S = 0.1
+CELL_SHARE = 3  # no cell may take more than this part of the time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one cell went; `why` it did not pass."""
+
+    passed: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marked:
+    """{cell id: Outcome} of the cells that ended, the id of the one that was `stopped`, "" where none was, and why."""
+
+    outcomes: dict[str, Outcome]
+    stopped: str = ""
+    why: str = ""
+
+
+def run(notebook, *, limit_s: float) -> Marked:
+    """Run every cell of `notebook` and return how they went. A cell that takes longer than a third of `limit_s`, or
+    fills the memory, is stopped, and with it the run.
+    """
+    with tempfile.TemporaryDirectory(prefix="dpviz-lab-", ignore_cleanup_errors=True) as folder:
+        place = Path(folder)
+        nbformat.write(notebook, place / "lab.ipynb")
+        (place / "pytest.ini").write_text("[pytest]\n")
+        told = place / "report.jsonl"
+        told.touch()
+        process = subprocess.Popen(
+            _command(limit_s),
+            cwd=place,
+            env=_environment(place, told),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            why = _watch(process, limit_s)
+        finally:
+            _end(process)
+        return _marked(told.read_text(encoding="utf-8"), why)
+
+
+def _command(limit_s: float) -> list[str]:
+    cell_s = max(1, round(limit_s / CELL_SHARE))
+    options = ["-p", "no:cacheprovider", "-p", "dpviz.labs.report", "-c", "pytest.ini", "--rootdir", "."]
+    nbval = ["--nbval-lax", "--nbval-current-env", f"--nbval-cell-timeout={cell_s}"]
+    return [sys.executable, "-m", "pytest", "-q", "--tb=no", *options, *nbval, "lab.ipynb"]
+
+
+def _environment(place: Path, told: Path) -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[2])
+    paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    own = {"TMPDIR": str(place), "JUPYTER_RUNTIME_DIR": str(place / "runtime"), "IPYTHONDIR": str(place / "ipython")}
+    return {**os.environ, **own, "PYTHONPATH": paths, "DPVIZ_LAB_REPORT": str(told)}
+
+
+def _watch(process: subprocess.Popen, limit_s: float) -> str:
+    """Wait for its end; return why it must be stopped before, "" where it ended by itself."""
+    until = time.monotonic() + limit_s
+    while process.poll() is None:
+        if time.monotonic() > until:
+            return f"stopped after {limit_s:g} s"
+        if any(_resident(one) > MOST_BYTES for one in _family(process.pid)):
+            return f"stopped: it used more than {MOST_BYTES >> 30} GiB of memory"
+        time.sleep(LOOK_S)
+    return ""
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return process.memory_info().rss
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Kill it and all that it has started, and wait for their end."""
+    family = _family(process.pid)
+    for one in family:
+        try:
+            one.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(family, timeout=5)
+    process.wait()
+
+
+def _marked(told: str, why: str) -> Marked:
+    begun, outcomes = "", {}
+    for line in told.splitlines():
+        entry = json.loads(line)
+        if "passed" in entry:
+            outcomes[entry["cell"]] = Outcome(passed=entry["passed"], why=entry["why"])
+        else:
+            begun = entry["cell"]
+    late = [cell for cell, outcome in outcomes.items() if "Timeout" in outcome.why or "timed out" in outcome.why]
+    if late:  # nbval leaves out what comes after
+        return Marked(outcomes=outcomes, stopped=late[0], why="took too long")
+    unended = begun if begun not in outcomes else ""
+    return Marked(outcomes=outcomes, stopped=unended, why=why or ("its kernel ended" if unended else ""))
