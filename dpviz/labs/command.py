@@ -55,7 +55,7 @@ def _grade(options) -> int:
     if not 5 <= options.limit <= 3600:
         raise ValueError(f"--limit is {options.limit:g}, but it must be from 5 to 3600 seconds.")
     out = options.out or options.folder / "grades.csv"
-    if not out.parent.is_dir():
+    if options.out and not out.parent.is_dir():
         raise ValueError(f"--out is {out}, but there is no folder {out.parent}.")
     grades = grade.grade(options.folder, limit_s=options.limit, only=options.lab, again=options.again, say=_spoken)
     grade.write(grades, out)

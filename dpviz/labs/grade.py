@@ -58,6 +58,7 @@ def grade(folder: Path, *, limit_s: float = 60.0, only: str = "", again: bool = 
     say(UNTRUSTED)
     grades: list[Grade] = []
     with (folder / KEPT).open("w" if again else "a", encoding="utf-8") as file:
+        file.write("\n" * bool(kept))  # after a line that a killed run did not end
         for number, path in enumerate(submissions, start=1):
             student, began = _student(path, folder), time.monotonic()
             key = _key(path, labs)
@@ -185,7 +186,7 @@ def _kept(path: Path) -> dict[str, list[Grade]]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:  # the last line of a run that was killed while it wrote
+        except json.JSONDecodeError:  # empty, or cut off as the run that wrote it was killed
             continue
         kept[entry["key"]] = [Grade(**one) for one in entry["grades"]]
     return kept

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import psutil
 
 MOST_BYTES = 4 << 30  # of memory, for any one process
 LOOK_S = 0.1
+ENDING_S = 2.0  # how long pytest may go on without a kernel before it is taken to wait for one that has died
 CELL_SHARE = 3  # no cell may take more than this part of the time
 
 
@@ -83,11 +85,18 @@ def _environment(place: Path, told: Path) -> dict[str, str]:
 def _watch(process: subprocess.Popen, limit_s: float) -> str:
     """Wait for its end; return why it must be stopped before, "" where it ended by itself."""
     until = time.monotonic() + limit_s
+    kernel_seen, gone_since = False, None
     while process.poll() is None:
-        if time.monotonic() > until:
+        _, *family = _family(process.pid) or [None]
+        now, kernel = time.monotonic(), any(_lives(one) for one in family)
+        kernel_seen |= kernel
+        gone_since = None if kernel or not kernel_seen else gone_since or now
+        if now > until:
             return f"stopped after {limit_s:g} s"
-        if any(_resident(one) > MOST_BYTES for one in _family(process.pid)):
-            return f"stopped: it used more than {MOST_BYTES >> 30} GiB of memory"
+        if any(_resident(one) > MOST_BYTES for one in family):
+            return f"stopped: it used more than {MOST_BYTES / 2**30:.2g} GiB of memory"
+        if gone_since and now - gone_since > ENDING_S:  # nbval would wait until its time is over
+            return "its kernel ended"
         time.sleep(LOOK_S)
     return ""
 
@@ -98,6 +107,13 @@ def _family(pid: int) -> list[psutil.Process]:
         return [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE  # pytest does not wait for a kernel that died
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _resident(process: psutil.Process) -> int:
@@ -127,8 +143,8 @@ def _marked(told: str, why: str) -> Marked:
             outcomes[entry["cell"]] = Outcome(passed=entry["passed"], why=entry["why"])
         else:
             begun = entry["cell"]
-    late = [cell for cell, outcome in outcomes.items() if "Timeout" in outcome.why or "timed out" in outcome.why]
-    if late:  # nbval leaves out what comes after
+    late = [cell for cell, outcome in outcomes.items() if re.match(r"Timeout of|KeyboardInterrupt", outcome.why)]
+    if late:  # interrupted by nbval
         return Marked(outcomes=outcomes, stopped=late[0], why="took too long")
     unended = begun if begun not in outcomes else ""
     return Marked(outcomes=outcomes, stopped=unended, why=why or ("its kernel ended" if unended else ""))
