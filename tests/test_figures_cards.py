@@ -53,6 +53,13 @@ def test_what_no_rank_measured_is_called_computed():
     assert computed.text == "<b>Computed: 208, 71.5 GB.</b>" and computed.subtitle.text == "computed: no rank ran"
 
 
+def test_the_cases_of_runs_are_what_a_function_makes_of_each():
+    runs = {"k = 2": equivalence_run(2), "k = 4": equivalence_run(4)}
+    evidence = Evidence.of(runs, lambda run: len(run.results), other={"k = 4": 1}, unit="ranks")
+    assert (evidence.measured, evidence.other) == ({"k = 2": 2, "k = 4": 4}, {"k = 4": 1})
+    assert cards.show(evidence).layout.title.subtitle.text.startswith("2 / 4 ranks")
+
+
 def test_a_case_may_have_two_lines():
     traces, figure, _ = drawn(Evidence(measured={"DDP\neach time": 6}, unit="P"))
     assert figure.layout.xaxis.ticktext == ("DDP<br>each time",)

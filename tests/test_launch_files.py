@@ -59,9 +59,9 @@ def test_a_kubernetes_file_parses_and_its_job_fits_its_launch(path):
 # -- what was recorded, and what the lessons print
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "lessons" / "recorded").glob("*.json")), ids=lambda path: path.stem)
-def test_a_recorded_run_says_where_it_was_made(path):
-    where = Run.load(path).environment
+@pytest.mark.parametrize("name", ["all_reduce", "zero_0", "zero_1", "zero_2", "zero_3"])
+def test_a_recorded_run_says_where_it_was_made(name):
+    where = Run.load(ROOT / "lessons" / "recorded" / f"{name}.json").environment
     assert (where.launcher, where.hosts, where.backend, where.device) == ("torchrun", 2, "gloo", "cpu")
     assert where.link == "namespaces of one machine, 1 Gb/s"
 

@@ -24,7 +24,9 @@ def run(**fields):
 
 
 def test_sixteen_ranks_read_64_samples_and_not_256():
-    facts = run(**CASE_20).facts
+    found = run(**CASE_20)
+    facts, read = found.facts, [{sample for sample, _ in result["read"]} for result in found.results]
+    assert read[0] == read[1] == read[8] == read[9] and not read[0] & read[2]  # halves and stages of one replica
     assert (facts["global_batch"], facts["distinct_samples"], facts["wrong_global_batch"]) == (64, 64, 256)
     assert facts["samples_read"] == [16] * 16  # K B each, and every sample by tp * pp = 4 ranks
     assert facts["tokens_per_step"] == facts["distinct_tokens"] == 64 * 16

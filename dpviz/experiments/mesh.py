@@ -11,7 +11,6 @@ Built in lesson 10.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +24,7 @@ from torch.nn import functional as F
 from dpviz import data, models
 from dpviz.experiments import engines
 from dpviz.experiments.equivalence import DTYPES, flat
-from dpviz.measure import wire
+from dpviz.measure import clock, wire
 from dpviz.measure.groups import GroupMeter
 from dpviz.measure.memory import distinct_bytes
 from dpviz.parallel.hybrid import HybridSharded, Replicated, average_gradients
@@ -169,7 +168,7 @@ class Ledger:
             samples = torch.cat([numbers for numbers, _, _ in batches]).tolist()
             self.read = [[sample, place] for sample in samples for place in places]
         self.meter.read()
-        self.pipeline.sent, self.began = 0, time.perf_counter()
+        self.pipeline.sent, self.began = 0, clock.now()
 
     def after_backward(self):
         """Messages between stages are in no record: where the kernel does not count, the pipeline itself does."""
@@ -181,7 +180,7 @@ class Ledger:
             self.first.append(flat(tensor.grad for tensor in self.updated()))
 
     def end(self, loss):
-        self.seconds.append(time.perf_counter() - self.began)
+        self.seconds.append(clock.now() - self.began)
         self.sent, _ = self.meter.read()
         self.sent["pp"] += self.by_hand
         if not self.losses:

@@ -22,7 +22,7 @@ import psutil
 MOST_BYTES = 4 << 30  # of memory, for any one process
 LOOK_S = 0.1
 ENDING_S = 2.0  # how long pytest may go on without a kernel before it is taken to wait for one that has died
-CELL_SHARE = 3  # no cell may take more than this part of the time
+CELL_SHARE = 4  # no cell may take more than this part of the time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Marked:
 
 
 def run(notebook, *, limit_s: float) -> Marked:
-    """Run every cell of `notebook` and return how they went. A cell that takes longer than a third of `limit_s`, or
+    """Run every cell of `notebook` and return how they went. A cell that takes longer than a quarter of `limit_s`, or
     fills the memory, is stopped, and with it the run.
     """
     with tempfile.TemporaryDirectory(prefix="dpviz-lab-", ignore_cleanup_errors=True) as folder:
