@@ -211,3 +211,13 @@ def test_an_experiment_of_ones_own_has_one_that_checks_little():
     run = launch(lambda config: None, {"lr": 0.1}, world_size=2)
     assert dpviz.check_contract(run) == []
     assert run.contract["update"]["lr"] == 0.1 and run.contract["data"]["samples"] is None
+
+
+def test_the_contract_of_a_mesh_counts_the_samples_and_finds_the_wrong_product():
+    config = questions.config_class("mesh")(dp=2, tp=2, pp=1, accumulation_steps=3)
+    contract = launch(questions.QUESTIONS["mesh"][0], config, world_size=4).contract
+    assert dpviz.check_contract(contract) == []
+    assert contract["topology"]["axes"] == {"dp": 2, "tp": 2, "pp": 1, "cp": 1}
+    assert contract["batch"]["counted_samples"] == contract["batch"]["global_samples"] == 2 * 2 * 3
+    contract["topology"]["axes"] |= {"dp": 4, "tp": 1}  # who takes all ranks for data parallel ones
+    assert breaks(contract)[2] == "an update consumed 12 samples, but dp * B * K = 4 * 2 * 3 = 24"

@@ -93,6 +93,29 @@ class Config(Question):
         return more
 
     @staticmethod
+    def contract_parts(run) -> dict[str, dict[str, Any]]:
+        """Return how dp lies in the mesh, and what the ranks read in a step, as they counted it."""
+        config, results = Config(**run.config), run.results
+        if results[0] is None:  # torch's classes keep no books
+            return {}
+        axes = {"dp": config.dp, "tp": config.tp, "pp": config.pp, "cp": config.cp} | (
+            {"ep": config.ep} if config.separate_ep > 1 else {}
+        )
+        read = [{tuple(one) for one in result["read"]} for result in results]
+        return {
+            "topology": {"axes": axes, "groups": _groups(results)},
+            "data": {
+                "name": "text",
+                "samples": [len({sample for sample, _ in of_rank}) for of_rank in read],
+                "tokens": [len(of_rank) for of_rank in read],
+            },
+            "batch": {
+                "counted_samples": len({sample for of_rank in read for sample, _ in of_rank}),
+                "global_tokens": len(set().union(*read)),
+            },
+        }
+
+    @staticmethod
     def facts(run) -> dict[str, Any]:
         """Return what a step consumed, who talked to whom, and whether it was the step of one process.
 
@@ -141,7 +164,7 @@ class Config(Question):
             "tokens_per_step": batch.tokens(config.dp, micro_batch=B, accumulation_steps=K, length=LENGTH).step,
             "distinct_tokens": len(set().union(*read)),
             "tokens_read": [len(of_rank) for of_rank in read],
-            "groups": {axis: sorted(map(list, {tuple(r["groups"][axis]) for r in results})) for axis in sent},
+            "groups": _groups(results),
             "wire_bytes_by_group": sent,
             "wire_bytes_by_group_predicted": {
                 axis: [one[axis].payload + more for one, more in zip(predicted, framing[axis], strict=True)]
@@ -166,6 +189,11 @@ class Config(Question):
             ),
             "seconds": {"median": median, "min": min(seconds), "max": max(seconds)},
         }
+
+
+def _groups(results: list[dict]) -> dict[str, list[list[int]]]:
+    """Return {axis: lists of ranks}, as the process groups themselves say."""
+    return {axis: sorted(map(list, {tuple(r["groups"][axis]) for r in results})) for axis in results[0]["groups"]}
 
 
 def held(config: Config, parameters: int) -> dict[str, int]:
