@@ -89,11 +89,9 @@ def copy_lessons(source, folder):
         folder.mkdir(parents=True, exist_ok=True)
         given = _read_manifest(folder)
         lines = []
-        for path in sorted(source.rglob("*")):
-            name = path.relative_to(source)
-            if path.is_file() and path.suffix not in LEFT_OUT and not any(part.startswith(".") for part in name.parts):
-                content = cleared(path.read_bytes()) if path.suffix == ".ipynb" else path.read_bytes()
-                lines += _give(folder, name, content, given)
+        for path, name in _given_out(source):
+            content = cleared(path.read_bytes()) if path.suffix == ".ipynb" else path.read_bytes()
+            lines += _give(folder, name, content.replace(b"](../../lessons/", b"](../"), given)
         _write(folder / MANIFEST, (json.dumps(given, indent=1, sort_keys=True) + "\n").encode())
     except OSError as error:
         raise ValueError(
@@ -101,6 +99,16 @@ def copy_lessons(source, folder):
             "python -m dpviz start ~/dpviz-work"
         ) from error
     return lines
+
+
+def _given_out(source):
+    """Yield (path, name in the copy) of every file that a learner gets: the lessons', and the labs as released."""
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source)
+        if path.is_file() and path.suffix not in LEFT_OUT and not any(part.startswith(".") for part in name.parts):
+            yield path, name
+    for path in sorted((source.parent / "labs" / "release").glob("*.ipynb")):
+        yield path, Path("labs") / path.name
 
 
 def cleared(notebook):

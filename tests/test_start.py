@@ -66,6 +66,19 @@ def test_the_copy_has_no_outputs_and_keeps_everything_else(lessons, copy):
     assert "widgets" not in json.loads((copy / "00_first.ipynb").read_text(encoding="utf-8"))["metadata"]
 
 
+def test_the_labs_come_along_as_released_and_their_links_lead_to_the_copy(lessons, copy):
+    released = lessons.parent / "labs" / "release"
+    released.mkdir(parents=True)
+    cell = {"cell_type": "markdown", "id": "a", "metadata": {}, "source": "[lesson](../../lessons/00_first.ipynb)"}
+    lab = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (released / "lab01.ipynb").write_text(json.dumps(lab))
+    (released.parent / "source").mkdir()
+    (released.parent / "source" / "lab01.py").write_text("the solutions")
+    start.copy_lessons(lessons, copy)
+    assert "[lesson](../00_first.ipynb)" in (copy / "labs" / "lab01.ipynb").read_text()
+    assert not list(copy.rglob("*.py"))
+
+
 def test_the_lessons_themselves_are_left_alone(lessons, copy):
     before = {name: (lessons / name).read_bytes() for name in names(lessons)}
     start.copy_lessons(lessons, copy)

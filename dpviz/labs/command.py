@@ -21,6 +21,8 @@ def main(arguments: list[str]) -> int:
         one = commands.add_parser(name, help=told, description=told)
         one.add_argument("lab", nargs="*", help="such as lab01; all of them where none is named")
         one.set_defaults(run=run)
+    told = "write the teacher's notebooks for nbgrader instead, into DIR/source/labNN"
+    commands.choices["release"].add_argument("--nbgrader", type=Path, metavar="DIR", help=told)
     one = commands.add_parser("grade", help="grade a folder of submissions", description=grade.UNTRUSTED)
     one.add_argument("folder", type=Path, help="holds the submitted notebooks, or a folder for each student")
     one.add_argument("--lab", default="", help="which lab they are, where their cells have lost their ids")
@@ -34,7 +36,10 @@ def main(arguments: list[str]) -> int:
 
 def _release(options) -> int:
     for lab in _labs(options.lab):
-        print(f"{release.release(lab, source.folder() / 'release')}", flush=True)
+        if options.nbgrader:
+            print(release.for_nbgrader(lab, options.nbgrader / "source" / lab.name))
+        else:
+            print(release.release(lab, source.folder() / "release"), flush=True)
     return 0
 
 

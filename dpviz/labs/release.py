@@ -31,6 +31,16 @@ def release(lab: source.Lab, place: Path) -> Path:
     return path
 
 
+def for_nbgrader(lab: source.Lab, place: Path) -> Path:
+    """Write the notebook that nbgrader makes its assignment from, solutions marked as nbgrader marks them, and return
+    its path.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / f"{lab.name}.ipynb"
+    nbformat.write(lab.notebook(marked=True), path)
+    return path
+
+
 def differs(lab: source.Lab, path: Path) -> str:
     """Return in what the released notebook is not that of the source, "" where it is up to date; outputs, which nbval
     compares, are left out.

@@ -60,13 +60,14 @@ class Lab:
                 found[exercise(cell)] += points(cell)
         return found
 
-    def notebook(self, *, solved: set[int] | None = None, hidden: bool = True):
+    def notebook(self, *, solved: set[int] | None = None, hidden: bool = True, marked: bool = False):
         """Return a notebook without outputs in which these exercises have the author's solution (None: all) and the
-        others the stub, with or without hidden checks.
+        others the stub, with or without hidden checks; `marked` leaves the marks of solutions where they are, for
+        nbgrader.
         """
         solved = set(self.exercises()) if solved is None else solved
         cells = [
-            _made(cell, solved=exercise(cell) in solved, hidden=hidden)
+            _made(cell, solved=exercise(cell) in solved, hidden=hidden, marked=marked)
             for cell in self.cells
             if hidden or not is_hidden(cell)
         ]
@@ -141,10 +142,12 @@ def _check(cell, path: Path) -> None:
         raise ValueError(f"{path.name}: {cell.id} holds a solution, and is not tagged exercise.")
 
 
-def _made(cell, *, solved: bool, hidden: bool):
+def _made(cell, *, solved: bool, hidden: bool, marked: bool):
     """Return a new cell, with what nbgrader reads in its metadata."""
     source = cell.source
-    if is_exercise(cell):
+    if marked:
+        source = f"### BEGIN HIDDEN TESTS\n{source}\n### END HIDDEN TESTS" if is_hidden(cell) else source
+    elif is_exercise(cell):
         source = MARKS.sub("", source) if solved else stub(source, exercise(cell))
     elif is_check(cell):
         source = MARKS.sub("", source) if hidden else HIDDEN.sub("", source)
