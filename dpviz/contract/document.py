@@ -68,6 +68,7 @@ def make(run: Run, more: dict[str, dict[str, Any]] | None = None, *, failure: An
             "algorithm": config.get("algorithm") or config.get("reduce_scatter") or environment.backend,
             "bucket_cap_mb": config.get("bucket_cap_mb"),
             "bucket_bytes": None,
+            "overlap": None,
             "failure": failure and {"ranks": failure.ranks, "step": _missing(run, failure.ranks), "why": failure.why},
         },
         "update": {

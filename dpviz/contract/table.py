@@ -85,7 +85,9 @@ def _communication(said: dict) -> Iterator[str]:
     for name in dict.fromkeys(name for of_rank in said["calls"] or [] for name in of_rank):
         yield _each_rank([of_rank.get(name, 0) for of_rank in said["calls"]], name)
     yield _each_rank(said["bytes_sent"], f"bytes sent ({said['bytes'].partition(':')[0]})")
-    yield _if(said["bucket_bytes"], f"{len(said['bucket_bytes'] or [])} buckets")
+    buckets = len(said["bucket_bytes"] or [])
+    yield _if(buckets, f"{buckets} bucket{'s' * (buckets > 1)}")
+    yield _if(said["overlap"] is not None, f"{100 * (said['overlap'] or 0):.0f} % hidden behind backward")
 
 
 def _update(said: dict) -> Iterator[str]:

@@ -89,7 +89,8 @@ class Config(Question):
 
     @staticmethod
     def contract_parts(run) -> dict[str, dict[str, Any]]:
-        return {"communication": {"bucket_bytes": [bucket["bytes"] for bucket in run.results[0]["buckets"]]}}
+        buckets = [bucket["bytes"] for bucket in run.results[0]["buckets"]]
+        return {"communication": {"bucket_bytes": buckets, "overlap": _time_facts(run)["overlap_fraction"]}}
 
     @staticmethod
     def facts(run) -> dict[str, Any]:
