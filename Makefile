@@ -29,7 +29,8 @@ lab: $(V)/ready
 	@$(V)/bin/python -m dpviz start $(ARGS)
 
 test: $(V)/ready
-	$(V)/bin/python -m pytest tests lessons --nbval --nbval-current-env $(ARGS)
+	$(V)/bin/python -m pytest tests lessons --nbval --nbval-current-env -n 2 --dist loadfile -m "not quiet" $(ARGS)
+	$(V)/bin/python -m pytest tests lessons --nbval --nbval-current-env -m quiet $(ARGS)
 
 lessons: $(V)/ready
 	$(V)/bin/python lessons/execute.py $(LESSONS)

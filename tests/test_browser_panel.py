@@ -13,7 +13,10 @@ import nbformat
 import pytest
 
 WHY_NOT = browser.missing()
-pytestmark = pytest.mark.skipif(bool(WHY_NOT) and not os.environ.get("CI"), reason=f"no browser test: {WHY_NOT}")
+pytestmark = [
+    pytest.mark.quiet,
+    pytest.mark.skipif(bool(WHY_NOT) and not os.environ.get("CI"), reason=f"no browser test: {WHY_NOT}"),
+]
 
 BOUND_S = {4: 0.2, 8: 0.3}  # from the release of the slider to the new picture
 STOP_S = 0.3

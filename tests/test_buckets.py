@@ -13,6 +13,8 @@ from dpviz.ranks.errors import RankError
 from dpviz.ranks.launch import launch
 from dpviz.records import Run
 
+pytestmark = pytest.mark.quiet
+
 QUICK = {"layers": 8, "width": 64, "batch": 8}  # layers of 16 KiB
 MIBS = {"layers": 8, "width": 512, "batch": 8}  # layers of 1 MiB
 

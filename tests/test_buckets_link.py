@@ -13,7 +13,10 @@ from dpviz.questions.buckets import Config
 from dpviz.ranks.launch import launch
 from dpviz.ranks.link import Link
 
-pytestmark = pytest.mark.skipif(not Link.supported(), reason=f"no links here: {Link.supported().reason}")
+pytestmark = [
+    pytest.mark.quiet,
+    pytest.mark.skipif(not Link.supported(), reason=f"no links here: {Link.supported().reason}"),
+]
 ROUNDS = 3
 
 

@@ -7,6 +7,8 @@ import pytest
 from dpviz.measure import clock
 from dpviz.ranks.launch import launch
 
+pytestmark = pytest.mark.quiet
+
 
 def test_ranks_of_one_host_need_no_alignment():
     found = launch(lambda config: clock.offset(), world_size=4).results

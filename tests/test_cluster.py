@@ -211,7 +211,7 @@ def test_a_model_is_the_same_wherever_it_is_moved_and_leaves_the_random_state():
     assert torch.equal(torch.rand(1), wanted)
 
 
-def test_what_nccl_carries_is_counted_and_its_reduce_scatter_is_a_true_one():
+def test_what_nccl_carries_is_counted_and_its_reduce_scatter_is_a_true_one(monkeypatch):
     issued = [Collective("0", 1, "_reduce_scatter_base", ((1024,),), ("Float",))]
     assert counted.wire(issued, 0, 4, backend="gloo").sent == 2 * 3 * 1024
     assert counted.wire(issued, 0, 4, backend="nccl").sent == 3 * 1024
@@ -219,7 +219,9 @@ def test_what_nccl_carries_is_counted_and_its_reduce_scatter_is_a_true_one():
     with devices.wire_of("nccl"):
         assert wire.how() == wire.COUNTED
     assert wire.how() == before
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     made = launch._environment(2, "torchrun", (), False, backend="nccl", device="cuda", hosts=2)
+    assert made.link == "network"  # which gloo's interface does not tell
     assert made.wire == wire.COUNTED and made.line().startswith("2 ranks on 2 hosts, nccl, cuda, ")
 
 

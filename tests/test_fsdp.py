@@ -5,6 +5,8 @@ import pytest
 from dpviz.questions.fsdp import Config
 from dpviz.ranks.launch import launch
 
+pytestmark = pytest.mark.quiet
+
 EXPERIMENT = "dpviz.experiments.fsdp:experiment"
 
 

@@ -8,7 +8,10 @@ import pytest
 
 from dpviz.labs import grade, source
 
-pytestmark = pytest.mark.skipif(not os.environ.get("CI"), reason="six minutes more: .ci/run does it, or CI=1 make test")
+pytestmark = [
+    pytest.mark.quiet,
+    pytest.mark.skipif(not os.environ.get("CI"), reason="six minutes more: .ci/run does it, or CI=1 make test"),
+]
 
 
 def test_thirty_submissions_are_graded_in_a_quarter_of_an_hour_and_a_stop_loses_nothing(tmp_path):

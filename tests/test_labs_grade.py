@@ -11,6 +11,8 @@ import pytest
 from dpviz.__main__ import main
 from dpviz.labs import grade, marking, source
 
+pytestmark = pytest.mark.quiet
+
 TINY = """# %% tags=["exercise", "ex1"]
 def double(x):
     ### BEGIN SOLUTION

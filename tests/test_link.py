@@ -19,6 +19,8 @@ from dpviz.questions.base import WrongValue
 from dpviz.ranks import jobs, sources
 from dpviz.ranks.launch import launch, start
 
+pytestmark = pytest.mark.quiet
+
 SUPPORT = Link.supported()
 linked = pytest.mark.skipif(not SUPPORT, reason=f"no links here: {SUPPORT.reason}")
 MIB = 1 << 20

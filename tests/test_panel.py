@@ -19,6 +19,8 @@ from dpviz.widgets import newest
 from dpviz.widgets.messages import MOST_LINES, printed
 from dpviz.widgets.newest import NewestOnly
 
+pytestmark = pytest.mark.quiet
+
 panels = importlib.import_module("dpviz.panel")
 
 

@@ -16,6 +16,8 @@ import dpviz
 from dpviz.ranks import jobs, pool
 from dpviz.ranks.launch import launch, start
 
+pytestmark = pytest.mark.quiet
+
 
 def total(config):
     x = torch.ones(4)

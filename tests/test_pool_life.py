@@ -17,6 +17,8 @@ from jupyter_client.manager import KernelManager
 from dpviz.ranks import jobs
 from dpviz.ranks.launch import launch
 
+pytestmark = pytest.mark.quiet
+
 DEFINITIONS = """
 import dpviz
 

@@ -15,6 +15,8 @@ from dpviz.measure.trace import BucketTrace
 from dpviz.ranks.errors import RankError
 from dpviz.ranks.launch import launch
 
+pytestmark = pytest.mark.quiet
+
 
 class Net(nn.Module):
     """Layers of 64 KiB, used in the order of building or from the last to the first."""

@@ -122,10 +122,10 @@ def draw(figure: go.Figure, plans, *, runs=()) -> Verdict:
     marks.y = [run.config["stage"] + 0.34 for run in marked]
     marks.text = [f" {_ratio(run):.2f} ×" for run in marked]
     marks.hovertext = [_of_run(run) for run in marked]
-    recorded = f"<span style='color:{RECORDED}'>◆ recorded: its step over DP's</span>" if marked else ""
+    recorded = f"<span style='color:{RECORDED}'>◆ recorded: step over DP's</span>" if marked else ""
     frames = f"<span style='color:{YES}'>▢ take this</span>"
-    grey = soft(f"grey ✗: more than the card's {size_text(card * GB)}; ⇄ and yellow: how much of the step is sending")
-    head = "<b>What a rank holds; a step if nothing hides</b>"
+    grey = soft(f"grey ✗: over the card's {size_text(card * GB)}; ⇄, yellow: the part that is sending")
+    head = "<b>Held; a step if nothing hides</b>"
     figure.layout.annotations[0].text = f"{head}   {frames}   {recorded}<br>{grey}"
     return _verdict(plans, card)
 

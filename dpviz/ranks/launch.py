@@ -19,6 +19,7 @@ from dpviz.measure import wire
 from dpviz.questions.base import WrongValue, check_world_size
 from dpviz.ranks import devices, here, jobs, sources, travel
 from dpviz.ranks.errors import RankError
+from dpviz.ranks.hosts import LOOPBACKS
 from dpviz.ranks.link import Link
 from dpviz.ranks.link import check as check_link
 from dpviz.ranks.ongoing import Outcome
@@ -260,7 +261,7 @@ def _environment(
         launcher=launcher,
         start_method=sources.start_method() if launcher == "pool" else "",
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        link=_in_words(launcher, links, no_link),
+        link=_in_words(launcher, links, no_link, backend),
         wire=how,
         torch=importlib.metadata.version("torch"),
         python=platform.python_version(),
@@ -272,9 +273,10 @@ def _environment(
     )
 
 
-def _in_words(launcher: str, links: Sequence[Link], no_link: bool) -> str:
+def _in_words(launcher: str, links: Sequence[Link], no_link: bool, backend: str) -> str:
     if links:
         return ", then ".join(map(str, links))
-    if launcher == "torchrun" and os.environ.get("GLOO_SOCKET_IFNAME") not in ("lo", "lo0"):
+    on_loopback = backend == "gloo" and os.environ.get("GLOO_SOCKET_IFNAME") in LOOPBACKS
+    if launcher == "torchrun" and not on_loopback:  # nccl chooses what carries each message
         return os.environ.get("DPVIZ_NETWORK", "network")  # whoever starts the ranks knows which
     return "loopback (no link possible here)" if no_link else "loopback"
