@@ -20,8 +20,9 @@ PIP_IN_CONDA = {"playwright"}  # not on conda-forge under that name
 
 
 def requirements():
-    """{name: specifier} of everything that pyproject.toml asks for, extras included."""
-    lines = [*PROJECT["dependencies"], *(line for extra in PROJECT["optional-dependencies"].values() for line in extra)]
+    """{name: specifier} of everything that pyproject.toml asks for, extras included but the peers of the benchmarks."""
+    extras = [lines for name, lines in PROJECT["optional-dependencies"].items() if name != "bench"]
+    lines = [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]
     return dict(split(line) for line in lines)
 
 
