@@ -181,7 +181,7 @@ def test_the_cpu_build_of_torch_is_an_option(checkout):
 def test_make_alone_prints_what_it_can_do(checkout):
     status, printed = make(checkout)
     targets = set(re.findall(r"^make (\w+)", printed, re.MULTILINE))
-    assert status == 0 and targets == {"lab", "test", "lessons", "lint"}
+    assert status == 0 and targets == {"lab", "test", "lessons", "lint", "bench"}
     phony = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     assert targets | {"help"} == set(phony.split())
 

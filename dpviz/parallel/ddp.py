@@ -27,16 +27,17 @@ def broadcast_buffers(model: torch.nn.Module) -> None:
 def all_reduce_gradients(model: torch.nn.Module, *, average: bool = True) -> None:
     """Replace each gradient by the sum over ranks, divided by their number if `average`. Built in lesson 01."""
     for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        if average:
-            parameter.grad /= dist.get_world_size()
+        if parameter.requires_grad:  # a frozen one has no gradient
+            dist.all_reduce(parameter.grad)
+            if average:
+                parameter.grad /= dist.get_world_size()
 
 
 def all_reduce_flat(model: torch.nn.Module) -> None:
     """Average all gradients over ranks in one message: laid end to end, summed, divided, copied back. Built in lesson
     05.
     """
-    gradients = [parameter.grad for parameter in model.parameters()]
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
@@ -68,7 +69,8 @@ class BucketedGradients:
     """
 
     def __init__(self, model: torch.nn.Module, *, cap_bytes: float) -> None:
-        self.buckets = fill_buckets([*model.parameters()][::-1], cap_bytes)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.buckets = fill_buckets(trained[::-1], cap_bytes)
         self.bucket_of = {p: i for i, bucket in enumerate(self.buckets) for p in bucket}
         for parameter in self.bucket_of:
             parameter.register_post_accumulate_grad_hook(self.on_gradient)
