@@ -9,7 +9,7 @@ import sys
 import nbformat
 import pytest
 
-from dpviz.labs import prove, source
+from dpviz.labs import prove, release, source
 
 LABS = {path.stem: source.read(path) for path in source.paths()}
 MISTAKES = {
@@ -93,3 +93,22 @@ def test_a_wrong_answer_fails_and_is_told_what_was_measured(name, mistake):
     errors = [error for error in prove.outcomes(wrong, only={mistake["exercise"]}).values() if error]
     assert errors, "no check sees it"
     assert re.search(mistake["says"], errors[0]), errors
+
+
+def test_the_teachers_page_has_a_row_for_each_lab_and_every_mistake():
+    page = (source.folder() / "README.md").read_text(encoding="utf-8")
+    for path in source.paths():
+        assert f"| `{path.stem}` |" in page, path.stem
+    told = " ".join(page.split())
+    missing = [one["name"] for some in MISTAKES.values() for one in some if " ".join(one["name"].split()) not in told]
+    assert not missing
+
+
+def test_the_teachers_notebook_for_nbgrader_keeps_the_marks(tmp_path):
+    lab = LABS["lab01"]
+    notebook = nbformat.read(release.for_nbgrader(lab, tmp_path), as_version=4)
+    text = "\n".join(cell.source for cell in notebook.cells)
+    assert text.count("### BEGIN SOLUTION") == len(lab.exercises()) and "### BEGIN HIDDEN TESTS" in text
+    grades = [cell.metadata["nbgrader"] for cell in notebook.cells if "nbgrader" in cell.metadata]
+    assert sum(one.get("points", 0) for one in grades) == sum(lab.points().values())
+    assert len({one["grade_id"] for one in grades}) == len(grades)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dpviz.questions import QUESTIONS
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text(encoding="utf-8") if (ROOT / "README.md").exists() else ""
@@ -184,6 +186,11 @@ def test_make_alone_prints_what_it_can_do(checkout):
     assert status == 0 and targets == {"lab", "test", "lessons", "lint", "bench"}
     phony = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     assert targets | {"help"} == set(phony.split())
+
+
+def test_the_readme_names_every_experiment():
+    told = re.search(r"^The experiments: (.*?)\.$", README, re.MULTILINE | re.DOTALL)[1]
+    assert set(re.findall(r"`(\w+)`", told)) == set(QUESTIONS)
 
 
 def test_the_commands_of_the_readme_exist():
