@@ -51,9 +51,10 @@ class BrokenRun(w.VBox):
     def __init__(self, number: int, *, world_size: int, steps: int):
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise WrongValue(f"number is {number!r}, but it must be a whole number from 0. Each is another run.")
-        if not (3 <= world_size <= 8 and 6 <= steps <= 20):
+        whole = isinstance(world_size, int) and isinstance(steps, int)
+        if not (whole and 3 <= world_size <= 8 and 6 <= steps <= 20):
             raise WrongValue(
-                f"world_size is {world_size} and steps {steps}, but 3 to 8 ranks and 6 to 20 steps are allowed: with "
+                f"world_size is {world_size!r} and steps {steps!r}, but 3 to 8 ranks and 6 to 20 steps are allowed: with "
                 "two ranks nobody can tell which of them is right."
             )
         every = random.Random("broken runs 322").sample(HIDDEN, len(HIDDEN))  # so that neighbours differ
@@ -101,7 +102,7 @@ class BrokenRun(w.VBox):
         """
         import pandas
 
-        if name not in EVIDENCE:
+        if not isinstance(name, str) or name not in EVIDENCE:
             raise WrongValue(f"there is no evidence named {name!r}. There is: {', '.join(EVIDENCE)}.")
         self.looked_at += [] if name in self.looked_at else [name]
         columns = {step: [text for text, _ in of_ranks] for step, of_ranks in self._seen(name).items()}

@@ -4,9 +4,11 @@ import copy
 import json
 import os
 import random
+from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 
 import dpviz
 from dpviz import questions
@@ -67,7 +69,14 @@ def test_a_clean_run_breaks_nothing_and_everything_is_checked(world_size):
         config = Config(seed=chance.randrange(1000), optimizer=chance.choice(("sgd", "adamw")))
         facts = launch(experiment, config, world_size=world_size).facts
         assert facts["violations"] == [] and facts["kept"]
-    assert [category for category, made in facts["checked"].items() if not made] == ["recoverability"]
+    unchecked = [category for category, made in facts["checked"].items() if not made]
+    assert unchecked == (["recoverability"] if world_size > 1 else ["data", "consistency", "recoverability"])
+
+
+def test_one_rank_is_not_said_to_agree_with_anybody():
+    config = Config(fault="skipped_step", fault_rank=0)
+    checked = launch(experiment, config, world_size=1).facts["checked"]
+    assert checked["update"] == ["lr", "norm"] and checked["consistency"] == checked["data"] == []
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +220,54 @@ def test_an_experiment_of_ones_own_has_one_that_checks_little():
     run = launch(lambda config: None, {"lr": 0.1}, world_size=2)
     assert dpviz.check_contract(run) == []
     assert run.contract["update"]["lr"] == 0.1 and run.contract["data"]["samples"] is None
+    assert run.contract["topology"]["axes"] is None  # nobody said how its ranks share the work
+
+
+def test_a_config_of_ones_own_may_hold_anything_under_any_name():
+    odd = {
+        "dtype": torch.float32,
+        "optimizer": torch.optim.SGD,
+        "data": Path("here"),
+        "micro_batch": 2.5,
+        "accumulation_steps": None,
+        "lr": [1, 2],
+        "seed": "a",
+        "bucket_cap_mb": "25",
+        "mask": True,
+    }
+    run = launch(lambda config: None, odd, world_size=2)
+    assert dpviz.check_contract(run) == []
+    assert run.contract["update"]["dtype"] == "torch.float32" and run.contract["update"]["lr"] is None
+    assert launch(lambda config: None, {"lr": float("inf")}, world_size=2).contract["update"]["lr"] is None
+
+
+def _set(contract, *path, to):
+    for part in path[:-1]:
+        contract = contract[part]
+    contract[path[-1]] = to
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (["consistency", "steps", 2, "values", "lr"], ["a"] * 4, "in step 2, lr holds what is no number"),
+        (["consistency", "steps", 2, "values", "norm"], [[1]] * 4, "does not keep the schema"),
+        (["consistency", "steps", 0, "values", "samples"], [None] * 4, "in step 0, samples holds what is no number"),
+        (["update", "schedule", "steps"], 0, "0 is less than the minimum of 1"),
+        (["communication", "sequences"], {"0": {"x": "y"}}, "does not keep the schema"),
+        (["data", "versions"], ["a"], "data, versions has 1 values for 4 ranks"),
+        (
+            ["recoverability", "checkpoints"],
+            [{"step": 1, "versions": [1], "parts": [["a"]] * 4}],
+            "versions has 1 values",
+        ),
+        (["topology", "axes"], {"tp": 4}, "'dp' is a required property"),
+    ],
+)
+def test_a_doctored_contract_is_a_sentence(kept, path, value, sentence):
+    _set(kept, *path, to=value)
+    with pytest.raises(ValueError, match=sentence):
+        dpviz.check_contract(kept)
 
 
 def test_the_contract_of_a_mesh_counts_the_samples_and_finds_the_wrong_product():

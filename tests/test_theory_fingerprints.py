@@ -3,7 +3,9 @@
 import random
 
 import pytest
+import torch
 
+from dpviz.measure import fingerprint
 from dpviz.theory.fingerprints import costs
 
 RATES = {"digest": 1e9, "checksum": 1e10, "probe": 1e9}
@@ -31,3 +33,23 @@ def test_a_probe_needs_as_many_steps_as_drawing_says():
     mean = sum(steps() for _ in range(4000)) / 4000
     expected = costs(values=40, ranks=1, bytes_per_s=RATES, probed=4)["probe"].steps_until_seen
     assert mean == pytest.approx(expected, rel=0.1)
+
+
+def test_a_probe_of_every_value_sees_any_edit_at_once():
+    state = [torch.arange(5.0), torch.arange(3.0)]
+    edited = [state[0].clone(), state[1].clone()]
+    edited[0][2] += 1
+    for seed in range(20):
+        assert fingerprint.probe(state, seed=seed, values=8) != fingerprint.probe(edited, seed=seed, values=8)
+        assert fingerprint.probe(state, seed=seed, values=99) == fingerprint.probe(state, seed=seed, values=8)
+    assert fingerprint.probe([], seed=0) == fingerprint.digest([])
+
+
+def test_a_checksum_sees_any_single_difference_in_any_type():
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.uint8, torch.bool):
+        state = torch.zeros(7, dtype=dtype)
+        edited = state.clone()
+        edited[3] = 1
+        assert fingerprint.checksum([state]) != fingerprint.checksum([edited]), dtype
+    halves = torch.tensor([0x1_FFFFFFFF]).view(torch.float64)  # two halves of 32 bits that would cancel
+    assert fingerprint.checksum([halves]) != fingerprint.checksum([torch.zeros(1, dtype=torch.float64)])

@@ -106,26 +106,29 @@ def check_contract(source: Run | dict | str | Path) -> list[Violation]:
 def made(contract: dict) -> dict[str, list[str]]:
     """Return, for each category, the checks that its evidence allows."""
     allowed: dict[str, list[str]] = {category: [] for category in document.CATEGORIES}
-    allowed["topology"] += ["axes", "groups"]
+    together = contract["topology"]["world_size"] > 1  # one rank has nobody to be compared with
+    allowed["topology"] += ["axes", "groups"] * (contract["topology"]["axes"] is not None)
     data, batch, communication = contract["data"], contract["batch"], contract["communication"]
-    allowed["data"] += ["data_version"] * (data["versions"] is not None)
-    allowed["batch"] += ["global_batch"] * (None not in (batch["counted_samples"], batch["micro_batch"]))
-    allowed["communication"] += ["failure"] + ["sequences"] * (communication["sequences"] is not None)
-    allowed["recoverability"] += ["checkpoint"] * bool(contract["recoverability"]["checkpoints"])
+    allowed["data"] += ["data_version"] * (together and data["versions"] is not None)
+    allowed["batch"] += ["global_batch"] * (None not in (batch["counted_samples"], batch["global_samples"]))
+    allowed["communication"] += ["failure"] + ["sequences"] * (together and communication["sequences"] is not None)
+    allowed["recoverability"] += ["checkpoint"] * (together and bool(contract["recoverability"]["checkpoints"]))
     recorded = set().union(*(step["values"] for step in contract["consistency"]["steps"]))
     for name, check in OF_STEP.items():
-        allowed[check.category] += [name] * (name in recorded)
+        alone = name == "norm" or (name == "lr" and contract["update"]["schedule"] is not None)
+        alone |= name == "tokens" and "samples" in recorded
+        allowed[check.category] += [name] * (name in recorded and (together or alone))
     return allowed
 
 
 def _of_run(contract: dict) -> Iterator[Violation]:
     topology, communication = contract["topology"], contract["communication"]
     k, ranks = topology["world_size"], list(range(topology["world_size"]))
-    product = math.prod(topology["axes"].values())
+    product = math.prod(topology["axes"].values()) if topology["axes"] else k
     if product != k:
         why = f"the axes {topology['axes']} make {product} ranks, but there are {k}"
         yield Violation(category="topology", check="axes", step=None, ranks=ranks, why=why)
-    for axis, groups in topology["groups"].items():
+    for axis, groups in (topology["groups"] or {}).items():
         if sorted(rank for group in groups for rank in group) != ranks:
             why = f"the groups of {axis} do not hold each rank once"
             yield Violation(category="topology", check="groups", step=None, ranks=ranks, why=why)
@@ -139,17 +142,19 @@ def _of_run(contract: dict) -> Iterator[Violation]:
         yield Violation(
             category="communication", check="failure", step=failure["step"], ranks=failure["ranks"], why=why
         )
-    for of_rank in (communication["sequences"] or {}).values():
-        if off := compare.minority({int(rank): calls for rank, calls in of_rank.items()}):
-            why = f"{_ranks(off)} called other collectives, or in another order"
-            yield Violation(category="communication", check="sequences", step=None, ranks=off, why=why)
+    of_groups = (communication["sequences"] or {}).values()
+    other = [compare.minority({int(rank): calls for rank, calls in of_rank.items()}) for of_rank in of_groups]
+    if off := sorted({rank for ranks in other for rank in ranks}):
+        why = f"{_ranks(off)} called other collectives, or in another order"
+        yield Violation(category="communication", check="sequences", step=None, ranks=off, why=why)
     yield from _of_checkpoints(contract)
 
 
 def _of_batch(contract: dict) -> Iterator[Violation]:
-    batch, dp = contract["batch"], contract["topology"]["axes"].get("dp", 1)
+    batch, axes = contract["batch"], contract["topology"]["axes"]
     B, K, said = batch["micro_batch"], batch["accumulation_steps"], batch["counted_samples"]
-    if None not in (B, K, said) and said != dp * B * K:
+    dp = axes["dp"] if axes else None
+    if None not in (B, K, said, dp) and said != dp * B * K:
         why = f"an update consumed {said} samples, but dp * B * K = {dp} * {B} * {K} = {dp * B * K}"
         ranks = list(range(contract["topology"]["world_size"]))
         yield Violation(category="batch", check="global_batch", step=None, ranks=ranks, why=why)

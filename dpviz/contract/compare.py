@@ -44,6 +44,7 @@ def off_schedule(rates: list[float], *, updates: int, schedule: dict[str, Any]) 
 
 
 def not_finite(values: list[float]) -> list[int]:
+    """Return the ranks whose value is infinite or no number."""
     return [rank for rank, value in enumerate(values) if not math.isfinite(value)]
 
 

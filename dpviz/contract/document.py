@@ -10,6 +10,8 @@ import collections
 import hashlib
 import importlib.resources
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,13 @@ from dpviz.records import Collective, Run, Step, plain
 from dpviz.wrong_value import WrongValue
 
 VERSION = 1
+MOST = 100  # characters of what a config of one's own calls its data, optimizer and the like
+NUMBERS = ("step", "lr", "scaler", "tokens", "norm", "samples", "checksum")  # of what a rank records in a step
+OF_RANKS = {
+    "data": ("versions", "samples", "tokens"),
+    "communication": ("calls", "bytes_sent"),
+    "recoverability": ("random_state",),
+}
 CATEGORIES = {
     "topology": "who takes part, and how data parallelism lies in the mesh",
     "data": "which samples each rank saw, of which version, under which mask",
@@ -35,23 +44,23 @@ def make(run: Run, more: dict[str, dict[str, Any]] | None = None, *, failure: An
     `failure` is the RankError that ended it.
     """
     config, environment = run.config, run.environment
-    ranks = list(range(environment.world_size))
-    B, K = config.get("micro_batch"), config.get("accumulation_steps", 1)
+    ranks, pure = list(range(environment.world_size)), more is not None  # who has no question says nothing of axes
+    B, K = _number(config, "micro_batch", int), _number({"accumulation_steps": 1} | config, "accumulation_steps", int)
     contract = {
         "topology": {
             "world_size": environment.world_size,
             "backend": environment.backend,
             "launcher": environment.launcher,
             "link": environment.link,
-            "axes": {"dp": environment.world_size},
-            "groups": {"dp": [ranks]},
+            "axes": {"dp": environment.world_size} if pure else None,
+            "groups": {"dp": [ranks]} if pure else None,
         },
         "data": {
-            "name": config.get("data"),
+            "name": _text(config, "data"),
             "versions": None,
             "samples": None,
             "tokens": None,
-            "mask": config.get("mask"),
+            "mask": _text(config, "mask"),
         },
         "batch": {
             "micro_batch": B,
@@ -59,22 +68,22 @@ def make(run: Run, more: dict[str, dict[str, Any]] | None = None, *, failure: An
             "counted_samples": None,
             "global_tokens": None,
         },
-        "loss": {"reduction": config.get("reduction"), "divided_by": None, "selection": config.get("mask")},
+        "loss": {"reduction": _text(config, "reduction"), "divided_by": None, "selection": _text(config, "mask")},
         "communication": {
             "calls": None if failure else [_calls(issued) for issued in run.collectives],
             "sequences": None if failure else _sequences(run.collectives),
             "bytes_sent": None if failure else [wire.sent for wire in run.wire],
             "bytes": environment.wire,
-            "algorithm": config.get("algorithm") or config.get("reduce_scatter") or environment.backend,
-            "bucket_cap_mb": config.get("bucket_cap_mb"),
+            "algorithm": _text(config, "algorithm") or _text(config, "reduce_scatter") or environment.backend,
+            "bucket_cap_mb": _number(config, "bucket_cap_mb", int | float),
             "bucket_bytes": None,
             "overlap": None,
             "failure": failure and {"ranks": failure.ranks, "step": _missing(run, failure.ranks), "why": failure.why},
         },
         "update": {
-            "optimizer": config.get("optimizer"),
-            "lr": config.get("lr"),
-            "dtype": config.get("dtype"),
+            "optimizer": _text(config, "optimizer"),
+            "lr": _number(config, "lr", int | float),
+            "dtype": _text(config, "dtype"),
             "schedule": None,
             "clipping": None,
             "loss_scale": None,
@@ -84,12 +93,13 @@ def make(run: Run, more: dict[str, dict[str, Any]] | None = None, *, failure: An
             "checkpoints": None,
             "data_progress": None,
             "random_state": None,
-            "seed": config.get("seed"),
+            "seed": _number(config, "seed", int),
         },
     }
     for category, fields in (more or {}).items():
         contract[category] |= fields
-    contract["batch"]["global_samples"] = B and B * K * contract["topology"]["axes"]["dp"]
+    axes = contract["topology"]["axes"]
+    contract["batch"]["global_samples"] = B * K * axes["dp"] if B and K and axes else None
     return plain({"version": VERSION, "experiment": run.experiment, **contract})
 
 
@@ -141,12 +151,40 @@ def _validate(contract: dict, name: str) -> None:
             "Give what Run.contract holds, unchanged."
         ) from error
     k = contract["topology"]["world_size"]
-    for step in contract["consistency"]["steps"]:
-        if short := [check for check, values in step["values"].items() if len(values) != k]:
+    for where, what, values in _of_ranks(contract):
+        odd = len(values) != k and f"has {len(values)} values for {k} ranks"
+        if what in NUMBERS and not all(_is_number(value) for value in values):
+            odd = "holds what is no number"
+        if odd:
             raise WrongValue(
-                f"{name} does not keep the schema of a contract: in step {step['number']}, {short[0]} has "
-                f"{len(step['values'][short[0]])} values for {k} ranks. Give what Run.contract holds, unchanged."
+                f"{name} does not keep the schema of a contract: {where}{what} {odd}. "
+                "Give what Run.contract holds, unchanged."
             )
+
+
+def _of_ranks(contract: dict) -> Iterator[tuple[str, str, list]]:
+    """Yield (where, name, values) of every list that has an entry a rank."""
+    for category, names in OF_RANKS.items():
+        yield from ((f"{category}, ", n, contract[category][n]) for n in names if contract[category][n] is not None)
+    for one in contract["recoverability"]["checkpoints"] or []:
+        yield from ((f"checkpoint of step {one['step']}, ", n, one[n]) for n in ("versions", "parts"))
+    for step in contract["consistency"]["steps"]:
+        yield from ((f"in step {step['number']}, ", n, values) for n, values in step["values"].items())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or value in ("NaN", "Infinity", "-Infinity")
+
+
+def _number(config: dict, name: str, kind: Any) -> Any:
+    """Return the value where it is such a number, else None: a config of one's own may call anything by that name."""
+    value = config.get(name)
+    return value if isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) else None
+
+
+def _text(config: dict, name: str) -> str | None:
+    value = config.get(name)
+    return value if value is None or isinstance(value, str) else str(value)[:MOST]
 
 
 def _calls(issued: list[Collective]) -> dict[str, int]:

@@ -58,7 +58,7 @@ def _in_words(category: str, said: dict[str, Any]) -> str:
 
 def _topology(said: dict) -> Iterator[str]:
     yield f"{said['world_size']} rank{'s' * (said['world_size'] > 1)}, {said['backend']}, {said['launcher']}"
-    yield " x ".join(f"{axis} {size}" for axis, size in said["axes"].items())
+    yield " x ".join(f"{axis} {size}" for axis, size in (said["axes"] or {}).items())
 
 
 def _data(said: dict) -> Iterator[str]:

@@ -73,7 +73,11 @@ def _verdict(run, of_contract: list[Row]) -> Verdict:
         return Verdict(html=html, text=f"kept: {checks} checks", good=True)
     first, *others = found
     ranks = first["ranks"]
-    who = "every rank" if len(ranks) == len(run.results) > 1 else f"rank {', '.join(map(str, ranks))}"
+    who = (
+        "every rank"
+        if len(ranks) == len(run.results) > 1
+        else f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    )
     at = "" if first["step"] is None else f"step {first['step']}, "
     more = f"{len(others)} more check{'s' * (len(others) > 1)} see it" if others else "no other check sees it"
     html = f"<b>Broken at {at}{who}:</b> {first['category']}, by the check <i>{first['check']}</i>; {more}."

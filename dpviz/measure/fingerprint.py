@@ -33,20 +33,21 @@ def probe(tensors: Iterable[torch.Tensor], *, seed: int, values: int = PROBED) -
     seed, others in the next step. A difference that lies in one value of N is seen with probability values / N.
     """
     flat = [tensor.detach().flatten() for tensor in tensors]
-    ends = list(itertools.accumulate(map(len, flat)))
-    chance = random.Random(str(seed))
-    places = sorted(chance.randrange(ends[-1]) for _ in range(values))
+    ends = [0, *itertools.accumulate(map(len, flat))][1:]
+    n = ends[-1] if ends else 0
+    places = sorted(random.Random(str(seed)).sample(range(n), min(values, n)))
     owners = [bisect.bisect(ends, place) for place in places]
     return digest([flat[i][place - ends[i]] for i, place in zip(owners, places, strict=True)])
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the sum of all bits taken as integers, which may wrap round: it reads each value once, sees any single
-    difference, and misses those that cancel.
+    """Return the sum of all values' bits taken as integers, which may wrap round: it reads each value once, sees any
+    single difference, and misses those that cancel.
     """
-    return sum(_as_integers(tensor).sum(dtype=torch.int32).item() for tensor in tensors)
-
-
-def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().contiguous().flatten()
-    return flat.view(torch.int16 if flat.element_size() == 2 else torch.int32)
+    total = 0
+    for tensor in tensors:
+        flat = tensor.detach().contiguous().flatten()
+        integers = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+        wide = torch.int64 if flat.element_size() == 8 else torch.int32
+        total += integers.sum(dtype=wide).item()
+    return total

@@ -206,7 +206,7 @@ def _made(name: str, config: Any, outcome: Outcome, records: list, **conditions:
 
 
 def _under_contract(run: Run, config: Any, *, failure: RankError | None = None) -> Run:
-    more = getattr(type(config), "contract_parts", lambda run: {})(run)
+    more = getattr(type(config), "contract_parts", lambda run: None)(run)
     return dataclasses.replace(run, contract=document.make(run, more, failure=failure))
 
 
