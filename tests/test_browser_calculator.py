@@ -7,7 +7,10 @@ import nbformat
 import pytest
 
 WHY_NOT = browser.missing()
-pytestmark = pytest.mark.skipif(bool(WHY_NOT) and not os.environ.get("CI"), reason=f"no browser test: {WHY_NOT}")
+pytestmark = [
+    pytest.mark.quiet,
+    pytest.mark.skipif(bool(WHY_NOT) and not os.environ.get("CI"), reason=f"no browser test: {WHY_NOT}"),
+]
 
 CELLS = [
     """
