@@ -69,7 +69,7 @@ class BucketedGradients:
     """
 
     def __init__(self, model: torch.nn.Module, *, cap_bytes: float) -> None:
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        trained = [p for p in model.parameters() if p.requires_grad]
         self.buckets = fill_buckets(trained[::-1], cap_bytes)
         self.bucket_of = {p: i for i, bucket in enumerate(self.buckets) for p in bucket}
         for parameter in self.bucket_of:
@@ -77,8 +77,8 @@ class BucketedGradients:
         self.begin()
 
     def begin(self) -> None:
-        self.missing = [len(bucket) for bucket in self.buckets]  # gradients that each bucket still waits for
-        self.sent = []
+        # how many gradients each bucket still waits for, and the buckets that are on their way
+        self.missing, self.sent = [len(bucket) for bucket in self.buckets], []
 
     def on_gradient(self, parameter: torch.Tensor) -> None:  # autograd calls it, in the middle of backward
         self.missing[self.bucket_of[parameter]] -= 1

@@ -201,7 +201,9 @@ class FullySharded:
         place = self.order.index(number)
         for distance in range(1, self.prefetch + 1):
             if 0 <= (other := place + ahead * distance) < len(self.order):
-                start_unshard(self.groups[self.order[other]])
+                coming = self.groups[self.order[other]]
+                if coming.waiting or not self.in_backward:  # what backward is done with would be old after the update
+                    start_unshard(coming)
         unshard(group)
         if not was_whole:
             now = time.perf_counter()
@@ -210,8 +212,11 @@ class FullySharded:
             self.since["whole", number] = now
 
     def _reshard(self, number: int) -> None:
-        if is_whole(self.groups[number]):
-            reshard(self.groups[number])
+        group = self.groups[number]
+        if group.gathering is not None:  # gathered ahead and not used: it would be old after the update
+            unshard(group)
+        if is_whole(group):
+            reshard(group)
             self._end("whole", number)
 
     def _end(self, what: str, number: int) -> None:
