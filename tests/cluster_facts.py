@@ -1,14 +1,15 @@
-"""`torchrun ... tests/cluster_facts.py WORLD_SIZE FOLDER`: two experiments in one start, each Run saved by rank 0."""
+"""`torchrun ... tests/cluster_facts.py WORLD_SIZE FOLDER`: some experiments in one start, each Run saved by rank 0."""
 
 import os
 import sys
 from pathlib import Path
 
-from dpviz.questions import equivalence, zero
+from dpviz.questions import contract, equivalence, zero
 from dpviz.ranks.launch import launch
 
 ASKED = {
     "equivalence": equivalence.Config(accumulation_steps=2, micro_batch=2, model="transformer", data="text"),
+    "contract": contract.Config(fault="scheduler_steps_k_times", fault_rank=0, steps=4),
     "zero": zero.Config(stage=3, layers=2, width=16, steps=2),
 }
 

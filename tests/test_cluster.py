@@ -88,6 +88,16 @@ def test_one_rank_finds_the_same_here_on_the_pool_and_under_torchrun(tmp_path):
     assert_same(here, torchrun(f"{ONE_HOST} --nproc-per-node 1", folder=tmp_path, world_size=1))
 
 
+def test_under_torchrun_the_bytes_of_destroyed_groups_count_as_well(tmp_path):
+    line = f"--standalone --nproc-per-node 2 -m dpviz run mesh --dp 2 --tp 1 --pp 1 --out {tmp_path / 'mesh.json'}"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *line.split()]
+    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = Run.load(tmp_path / "mesh.json")
+    steps = run.config["steps"] * sum(run.facts["wire_bytes"])
+    assert 0 < steps <= sum(one.sent for one in run.wire) < 1.05 * steps
+
+
 def test_when_the_rehearsal_is_stopped_both_hosts_stop(tmp_path):
     rehearsal = subprocess.Popen([*TWO_HOSTS, "sh", "-c", f": {tmp_path}; sleep 600 & wait"])
     try:

@@ -16,6 +16,7 @@ from dpviz.contract import document
 from dpviz.experiments.contract import Config, experiment
 from dpviz.questions.optimizer_state import BEFORE, FAULTS
 from dpviz.ranks.launch import launch
+from dpviz.records import Collective
 
 TIMES = 20 if os.environ.get("CI") else 1  # how often each fault is hidden, each time elsewhere
 FIRST = {  # fault: the check that must name it first, whether on every rank, whether from the first step on
@@ -278,3 +279,11 @@ def test_the_contract_of_a_mesh_counts_the_samples_and_finds_the_wrong_product()
     assert contract["batch"]["counted_samples"] == contract["batch"]["global_samples"] == 2 * 2 * 3
     contract["topology"]["axes"] |= {"dp": 4, "tp": 1}  # who takes all ranks for data parallel ones
     assert breaks(contract)[2] == "an update consumed 12 samples, but dp * B * K = 4 * 2 * 3 = 24"
+
+
+def test_of_a_long_launch_the_calls_are_compared_that_every_rank_remembers():
+    calls = [Collective("0", number, "all_reduce", ((1 + number % 3,),), ("Float",)) for number in range(1, 9)]
+    of_ranks = [calls, calls[2:], [*calls[3:-1], Collective("0", 8, "all_reduce", ((9,),), ("Float",))]]
+    found = document._sequences(of_ranks)["0"]
+    assert found["0"] == found["1"] != found["2"]
+    assert len(set(document._sequences([calls, calls[5:]])["0"].values())) == 1

@@ -191,18 +191,26 @@ def _calls(issued: list[Collective]) -> dict[str, int]:
     return dict(collections.Counter(entry.name for entry in issued))
 
 
-def _sequences(collectives: list[list[Collective]]) -> dict[str, dict[str, str]] | None:
-    """Return {group: {rank: digest of the calls in order}}; None where a rank issued more than are kept."""
-    if any(issued and min(entry.number for entry in issued) > 1 for issued in collectives):
-        return None
-    said: dict[str, dict[str, list]] = {}
+def _sequences(collectives: list[list[Collective]]) -> dict[str, dict[str, str]]:
+    """Return {group: {rank: digest of the calls in order}}, from the first call on that every rank still remembers: of
+    a long launch the last few hundred are kept.
+    """
+    said: dict[str, dict[str, list[Collective]]] = {}
     for rank, issued in enumerate(collectives):
         for entry in [one for one in issued if one.name in SAME_EVERYWHERE]:
-            said.setdefault(entry.group, {}).setdefault(str(rank), []).append((entry.name, entry.shapes, entry.dtypes))
+            said.setdefault(entry.group, {}).setdefault(str(rank), []).append(entry)
     return {
-        group: {rank: hashlib.sha256(repr(calls).encode()).hexdigest()[:16] for rank, calls in of_rank.items()}
+        group: {
+            rank: _digest(calls, since=max(one[0].number for one in of_rank.values()))
+            for rank, calls in of_rank.items()
+        }
         for group, of_rank in said.items()
     }
+
+
+def _digest(calls: list[Collective], *, since: int) -> str:
+    kept = [(one.name, one.shapes, one.dtypes) for one in calls if one.number >= since]
+    return hashlib.sha256(repr(kept).encode()).hexdigest()[:16]
 
 
 def _missing(run: Run, ranks: list[int]) -> int | None:
