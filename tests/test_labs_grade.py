@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import time
+from types import SimpleNamespace
 
 import nbformat
 import psutil
@@ -42,9 +44,18 @@ def half(x):
     ### END SOLUTION
 
 # %% tags=["check", "ex3"]
-assert half(2) == 1, "half(2): measured " + str(half(2))
+from dpviz.labs import expect
+
+expect.equal("half(2)", half(2), 1)
 """
 OF = {1: 3, 2: 1, 3: 1}
+STUBBORN = """def double(x):
+    try:
+        while True:
+            pass
+    except KeyboardInterrupt:
+        double(x)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -109,10 +120,20 @@ def test_what_never_ends_kills_its_kernel_or_floods_costs_its_own_points_alone(t
         ex1="def double(x):\n    while True:\n        pass",
         ex2="import os\n\n\ndef triple(x):\n    return 3 * x\n\n\nos._exit(3)",
     )
-    grades, _ = graded(notebook, tmp_path, limit_s=60)
+    grades, _ = graded(notebook, tmp_path, limit_s=30)
     assert points(grades) == everything_but(1, 2)
     why = {one.exercise: one.why for one in grades}
     assert (why[1], why[2]) == ("took too long", "its kernel ended")
+
+
+def test_an_endless_exercise_with_two_checks_takes_the_time_of_one(tmp_path):
+    marked = marking.run(submission_with_all_checks(ex1="def double(x):\n    while True:\n        pass"), limit_s=20)
+    assert (marked.stopped, marked.why) == ("lab01-ex1-check-1", "took too long")
+    assert "lab01-ex1-check-2" not in marked.outcomes
+
+
+def submission_with_all_checks(**changed):
+    return grade.merged(LAB, submission(**changed))[0]
 
 
 def test_one_that_fills_the_memory_is_stopped(tmp_path, monkeypatch):
@@ -124,8 +145,168 @@ def test_one_that_fills_the_memory_is_stopped(tmp_path, monkeypatch):
     assert time.monotonic() - began < 60
 
 
+def test_two_that_never_end_leave_the_third_its_points_though_one_of_them_catches_the_interrupt(tmp_path):
+    notebook = submission(ex1=STUBBORN, ex2="def triple(x):\n    while True:\n        pass")
+    grades, _ = graded(notebook, tmp_path, limit_s=30)
+    assert points(grades) == everything_but(1, 2)
+    assert [one.why for one in grades] == ["took too long", "took too long", ""]
+
+
+def test_what_is_decided_is_not_run_again(tmp_path, monkeypatch):
+    runs = []
+
+    def run(notebook, **_):
+        runs.append([cell.id for cell in notebook.cells if source.is_check(cell)])
+        if len(runs) == 1:
+            told = {
+                "lab01-ex1-check-1": marking.Outcome(passed=True),
+                "lab01-ex1-check-2": marking.Outcome(passed=True),
+            }
+            return marking.Marked(outcomes=told, stopped="lab01-ex2-check-1", why="took too long")
+        return marking.Marked(outcomes={"lab01-ex3-check-1": marking.Outcome(passed=True)})
+
+    monkeypatch.setattr(marking, "run", run)
+    grades, _ = graded(submission(), tmp_path)
+    assert points(grades) == everything_but(2)
+    assert len(runs[0]) == 4 and runs[1:] == [["lab01-ex3-check-1"]]
+
+
+def test_each_that_is_stopped_gives_the_others_a_cells_time_and_at_most_twice_the_limit(tmp_path, monkeypatch):
+    for share, took, limits in ((4, 15, [60, 60, 60]), (4, 50, [60, 25, 15]), (1, 60, [60, 60])):
+        clock, given = [0.0], []
+
+        def run(notebook, *, limit_s, cell_s, clock=clock, given=given, took=took, share=share):
+            assert cell_s == 60 / share
+            given.append(limit_s)
+            clock[0] += min(took, limit_s)
+            return marking.Marked(outcomes={}, stopped=f"lab01-ex{len(given)}", why="took too long")
+
+        monkeypatch.setattr(marking, "run", run)
+        monkeypatch.setattr(marking, "CELL_SHARE", share)
+        monkeypatch.setattr(grade, "time", SimpleNamespace(monotonic=lambda clock=clock: clock[0]))
+        graded(submission(), tmp_path, again=True)
+        assert given == limits
+
+
+def test_an_exercise_cannot_switch_off_the_checks_or_its_own_cell(tmp_path):
+    notebook = submission(
+        ex1="# NBVAL_SKIP\ndef double(x):\n    return 2 * x",
+        ex2="from dpviz.labs import expect as e\n\ne.equal = print\n\n\ndef triple(x):\n    return 3 * x",
+        ex3="class expect:\n    equal = print\n\n\ndef half(x):\n    return x",
+    )
+    grades, _ = graded(notebook, tmp_path)
+    assert points(grades) == everything_but(3)
+    assert grades[-1].why == "AssertionError: half(2): measured 2, expected 1."
+
+
+def test_an_exercise_that_became_text_has_a_row_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(marking, "run", passes)
+    notebook = submission()
+    for cell in notebook.cells:
+        if cell.id == "lab01-ex2":
+            cell.cell_type = "markdown"
+            del cell["outputs"], cell["execution_count"]
+    grades, _ = graded(notebook, tmp_path)
+    assert points(grades) == everything_but(2)
+    assert grades[1].why == "the cell is markdown, not code"
+
+
+def passes(notebook, **_):
+    return marking.Marked(outcomes={cell.id: marking.Outcome(passed=True) for cell in notebook.cells})
+
+
+def test_an_odd_notebook_has_its_row_and_ends_nobody_elses_grading(tmp_path, monkeypatch):
+    monkeypatch.setattr(marking, "run", passes)
+    for name, change in {
+        "no_source": lambda cell: cell.pop("source"),
+        "no_type": lambda cell: cell.pop("cell_type"),
+        "no_tags": lambda cell: cell["metadata"].update(tags=None),
+        "a_list": lambda cell: cell.update(id=["x"]),
+        "a_number": lambda cell: cell.update(source=[3]),
+    }.items():
+        raw = json.loads(nbformat.writes(submission()))
+        for cell in raw["cells"]:
+            change(cell)
+        (tmp_path / f"{name}.ipynb").write_text(json.dumps(raw))
+    (tmp_path / "other.ipynb").write_text("[1]")
+    (tmp_path / "folder.ipynb").mkdir()
+    (tmp_path / "link.ipynb").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe.ipynb")
+    nbformat.write(submission(), tmp_path / "zoe.ipynb")
+    grades = grade.grade(tmp_path, say=lambda line: None)
+    found = {one.student: one for one in grades}
+    for name in ("no_source", "no_tags", "zoe"):
+        assert points(one for one in grades if one.student == name) == OF
+    for name in ("no_type", "a_list", "a_number", "other"):
+        assert found[name].points == 0 and found[name].why, name
+    assert found["folder"].why == "it is a folder, not a notebook"
+    assert found["link"].why == found["pipe"].why == "there is no file behind its name"
+
+
+def test_what_cannot_be_read_or_graded_has_its_row_and_a_large_file_is_not_read(tmp_path, monkeypatch):
+    def run(notebook, **_):
+        raise RuntimeError("no more disk")
+
+    read = []
+
+    def read_bytes(path):
+        read.append(path.stem)
+        if path.stem == "locked":
+            raise PermissionError(13, "Permission denied")
+        with path.open("rb") as file:
+            return file.read()
+
+    monkeypatch.setattr(marking, "run", run)
+    monkeypatch.setattr(type(tmp_path), "read_bytes", read_bytes)
+    monkeypatch.setattr(grade, "LARGEST_BYTES", 1_000_000)
+    (tmp_path / "large.ipynb").write_bytes(b"x" * 2_000_000)
+    for name in ("good", "locked"):
+        nbformat.write(submission(), tmp_path / f"{name}.ipynb")
+    grades = grade.grade(tmp_path, say=lambda line: None, only="lab01")
+    assert {one.student: (one.lab, one.exercise, one.of, one.why) for one in grades} == {
+        "good": ("lab01", 0, 5, "it could not be graded (RuntimeError: no more disk)"),
+        "large": ("lab01", 0, 5, "the file has 2 MB, and at most 1 MB are read"),
+        "locked": ("lab01", 0, 5, "the file cannot be read (Permission denied)"),
+    }
+    assert sorted(read) == ["good", "locked"]
+
+
+def test_what_was_not_recognised_or_not_reached_is_graded_anew_once_it_can_be(tmp_path, monkeypatch):
+    calls = []
+
+    def run(notebook, **_):
+        calls.append(notebook)
+        return marking.Marked(outcomes={}) if len(calls) == 1 else passes(notebook)
+
+    monkeypatch.setattr(marking, "run", run)
+    notebook = submission()
+    for cell in notebook.cells:
+        cell["id"] = f"other-{cell.id}"
+    nbformat.write(notebook, tmp_path / "anna.ipynb")
+    look = {"say": lambda line: None}
+    assert grade.grade(tmp_path, **look)[0].lab == "?"
+    assert grade.grade(tmp_path, only="lab01", **look)[0].why == "it was not reached in time"
+    grade.grade(tmp_path, only="lab01", **look)
+    assert len(calls) == 1
+    assert points(grade.grade(tmp_path, only="lab01", limit_s=90, **look)) == OF
+    grade.grade(tmp_path, only="lab01", **look)
+    assert points(grade.grade(tmp_path, only="lab01", limit_s=120, **look)) == OF
+    assert len(calls) == 2
+
+
+def test_two_notebooks_of_one_student_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(marking, "run", passes)
+    for name in ("anna/lab01", "anna/lab01-Copy1", "ben/lab01", "carl", "carl/old/lab01"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        nbformat.write(submission(), tmp_path / f"{name}.ipynb")
+    for _ in range(2):  # the second time from what was kept
+        students = [one.student for one in grade.grade(tmp_path, say=lambda line: None)]
+        assert sorted(set(students)) == ["anna/lab01", "anna/lab01-Copy1", "ben", "carl", "carl/old/lab01"]
+        assert len(students) == 15
+
+
 def test_broken_empty_and_foreign_files_have_a_row_and_the_others_are_graded(tmp_path, monkeypatch):
-    monkeypatch.setattr(marking, "run", lambda notebook, limit_s: marking.Marked(outcomes={}))
+    monkeypatch.setattr(marking, "run", lambda notebook, **_: marking.Marked(outcomes={}))
     (tmp_path / "broken.ipynb").write_text('{"cells": [')
     (tmp_path / "empty.ipynb").write_text("")
     nbformat.write(nbformat.v4.new_notebook(), tmp_path / "foreign.ipynb")
@@ -145,7 +326,7 @@ def test_broken_empty_and_foreign_files_have_a_row_and_the_others_are_graded(tmp
 def test_what_was_graded_is_kept_and_a_changed_submission_is_not(tmp_path, monkeypatch):
     calls = []
 
-    def run(notebook, limit_s):
+    def run(notebook, **_):
         calls.append(notebook)
         passed = {cell.id: marking.Outcome(passed=True) for cell in notebook.cells}
         if len(calls) == 2:
@@ -158,7 +339,7 @@ def test_what_was_graded_is_kept_and_a_changed_submission_is_not(tmp_path, monke
     with pytest.raises(KeyboardInterrupt):
         grade.grade(tmp_path, say=lambda line: None)
     with (tmp_path / grade.KEPT).open("a") as file:
-        file.write('{"key": "cut o')
+        file.write('{"a": 1}\n[1]\n{"key": "x", "grades": [{"a": 1}]}\n{"key": "cut o')
     said = []
     first = grade.grade(tmp_path, say=said.append)
     assert len(calls) == 3 and said[1].endswith("(kept from before)") and points(first[:3]) == OF
@@ -171,7 +352,7 @@ def test_what_was_graded_is_kept_and_a_changed_submission_is_not(tmp_path, monke
 
 def test_the_command_writes_a_table(tmp_path, monkeypatch, capsys):
     everything = {cell.id: marking.Outcome(passed=True) for cell in LAB.notebook().cells}
-    monkeypatch.setattr(marking, "run", lambda notebook, limit_s: marking.Marked(outcomes=everything))
+    monkeypatch.setattr(marking, "run", lambda notebook, **_: marking.Marked(outcomes=everything))
     nbformat.write(submission(), tmp_path / "anna.ipynb")
     assert main(["labs", "grade", str(tmp_path)]) == 0
     with (tmp_path / "grades.csv").open() as file:
@@ -188,6 +369,7 @@ def test_the_command_writes_a_table(tmp_path, monkeypatch, capsys):
         (["grade", "."], "holds no notebook"),
         (["grade", ".", "--limit", "1"], "--limit is 1, but it must be from 5 to 3600 seconds"),
         (["grade", ".", "--out", "none/x.csv"], "there is no folder none"),
+        (["grade", ".", "--out", "."], ". is a folder. Name a file for the table by --out, such as grades.csv"),
         (["check", "lab99"], "there is no lab named 'lab99'. The labs are: lab01"),
     ],
 )

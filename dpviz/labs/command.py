@@ -60,10 +60,15 @@ def _grade(options) -> int:
     if not 5 <= options.limit <= 3600:
         raise ValueError(f"--limit is {options.limit:g}, but it must be from 5 to 3600 seconds.")
     out = options.out or options.folder / "grades.csv"
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder. Name a file for the table by --out, such as {out / 'grades.csv'}.")
     if options.out and not out.parent.is_dir():
         raise ValueError(f"--out is {out}, but there is no folder {out.parent}.")
     grades = grade.grade(options.folder, limit_s=options.limit, only=options.lab, again=options.again, say=_spoken)
-    grade.write(grades, out)
+    try:
+        grade.write(grades, out)
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written ({error.strerror}). Name another file by --out.") from None
     for line in _table(grades):
         print(line)
     print(f"written: {out}")

@@ -21,7 +21,9 @@ import psutil
 
 MOST_BYTES = 4 << 30  # of memory, for any one process
 LOOK_S = 0.1
+INTERRUPT_S = 5.0  # how long nbval may take to interrupt a cell: one that catches the interrupt goes on for ever
 ENDING_S = 2.0  # how long pytest may go on without a kernel before it is taken to wait for one that has died
+LATE = re.compile(r"Timeout of|KeyboardInterrupt")  # how the error begins of a cell that nbval has interrupted
 CELL_SHARE = 4  # no cell may take more than this part of the time
 
 
@@ -42,10 +44,11 @@ class Marked:
     why: str = ""
 
 
-def run(notebook, *, limit_s: float) -> Marked:
-    """Run every cell of `notebook` and return how they went. A cell that takes longer than a quarter of `limit_s`, or
-    fills the memory, is stopped, and with it the run.
+def run(notebook, *, limit_s: float, cell_s: float | None = None) -> Marked:
+    """Run every cell of `notebook` and return how they went. A cell that takes longer than `cell_s` (None: a quarter of
+    `limit_s`), or fills the memory, is stopped, and with it the run.
     """
+    cell_s = limit_s / CELL_SHARE if cell_s is None else cell_s
     with tempfile.TemporaryDirectory(prefix="dpviz-lab-", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
         nbformat.write(notebook, place / "lab.ipynb")
@@ -53,7 +56,7 @@ def run(notebook, *, limit_s: float) -> Marked:
         told = place / "report.jsonl"
         told.touch()
         process = subprocess.Popen(
-            _command(limit_s),
+            _command(cell_s),
             cwd=place,
             env=_environment(place, told),
             stdin=subprocess.DEVNULL,
@@ -62,16 +65,15 @@ def run(notebook, *, limit_s: float) -> Marked:
             start_new_session=True,
         )
         try:
-            why = _watch(process, limit_s)
+            why = _watch(process, limit_s, cell_s, told)
         finally:
-            _end(process)
+            _end(process, told)
         return _marked(told.read_text(encoding="utf-8"), why)
 
 
-def _command(limit_s: float) -> list[str]:
-    cell_s = max(1, round(limit_s / CELL_SHARE))
+def _command(cell_s: float) -> list[str]:
     options = ["-p", "no:cacheprovider", "-p", "dpviz.labs.report", "-c", "pytest.ini", "--rootdir", "."]
-    nbval = ["--nbval-lax", "--nbval-current-env", f"--nbval-cell-timeout={cell_s}"]
+    nbval = ["--nbval-lax", "--nbval-current-env", f"--nbval-cell-timeout={max(1, round(cell_s))}"]
     return [sys.executable, "-m", "pytest", "-q", "--tb=no", *options, *nbval, "lab.ipynb"]
 
 
@@ -82,17 +84,21 @@ def _environment(place: Path, told: Path) -> dict[str, str]:
     return {**os.environ, **own, "PYTHONPATH": paths, "DPVIZ_LAB_REPORT": str(told)}
 
 
-def _watch(process: subprocess.Popen, limit_s: float) -> str:
+def _watch(process: subprocess.Popen, limit_s: float, cell_s: float, told: Path) -> str:
     """Wait for its end; return why it must be stopped before, "" where it ended by itself."""
     until = time.monotonic() + limit_s
-    kernel_seen, gone_since = False, None
+    kernel_seen, gone_since, size, since = False, None, 0, 0.0
     while process.poll() is None:
         _, *family = _family(process.pid) or [None]
         now, kernel = time.monotonic(), any(_lives(one) for one in family)
         kernel_seen |= kernel
         gone_since = None if kernel or not kernel_seen else gone_since or now
         if now > until:
-            return f"stopped after {limit_s:g} s"
+            return f"stopped after {limit_s:.0f} s"
+        if told.stat().st_size != size:
+            size, since = told.stat().st_size, now
+        if size and now - since > cell_s + INTERRUPT_S:
+            return "took too long"
         if any(_resident(one) > MOST_BYTES for one in family):
             return f"stopped: it used more than {MOST_BYTES / 2**30:.2g} GiB of memory"
         if gone_since and now - gone_since > ENDING_S:  # nbval would wait until its time is over
@@ -123,16 +129,26 @@ def _resident(process: psutil.Process) -> int:
         return 0
 
 
-def _end(process: subprocess.Popen) -> None:
-    """Kill it and all that it has started, and wait for their end."""
-    family = _family(process.pid)
-    for one in family:
-        try:
-            one.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(family, timeout=5)
-    process.wait()
+def _end(process: subprocess.Popen, told: Path) -> None:
+    """Kill it and all that it has started, also what has lost its parent since, and wait for their end."""
+    for _ in range(5):  # what is killed may have started another just before
+        family = [*_family(process.pid), *(one for one in psutil.process_iter() if _began_in(one, told))]
+        if not family:
+            break
+        for one in family:
+            try:
+                one.kill()
+            except psutil.Error:
+                continue
+        psutil.wait_procs(family, timeout=5)
+        process.poll()
+
+
+def _began_in(process: psutil.Process, told: Path) -> bool:
+    try:
+        return process.environ().get("DPVIZ_LAB_REPORT") == str(told) and _lives(process)
+    except (psutil.Error, OSError):  # gone, or somebody else's
+        return False
 
 
 def _marked(told: str, why: str) -> Marked:
@@ -143,7 +159,7 @@ def _marked(told: str, why: str) -> Marked:
             outcomes[entry["cell"]] = Outcome(passed=entry["passed"], why=entry["why"])
         else:
             begun = entry["cell"]
-    late = [cell for cell, outcome in outcomes.items() if re.match(r"Timeout of|KeyboardInterrupt", outcome.why)]
+    late = [cell for cell, outcome in outcomes.items() if LATE.match(outcome.why)]
     if late:  # interrupted by nbval
         return Marked(outcomes=outcomes, stopped=late[0], why="took too long")
     unended = begun if begun not in outcomes else ""

@@ -11,6 +11,8 @@ import re
 
 import pytest
 
+from dpviz.labs import marking
+
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 MOST = 300  # characters of an error
 
@@ -21,6 +23,7 @@ def pytest_collection_modifyitems(items):
             item.output_timeout = 60  # nbval's five seconds are too few for the first ranks of a busy machine
 
 
+@pytest.hookimpl(trylast=True)  # once the kernel runs, and not for a cell that nbval leaves out
 def pytest_runtest_setup(item):
     _write(item, {})
 
@@ -29,7 +32,10 @@ def pytest_runtest_setup(item):
 def pytest_runtest_makereport(item, call):
     report = yield
     if report.when == "call":
-        _write(item, {"passed": report.passed, "why": "" if report.passed else _why(call.excinfo)})
+        why = "" if report.passed else _why(call.excinfo)
+        _write(item, {"passed": report.passed, "why": why})
+        if marking.LATE.match(why):
+            item.session.shouldstop = "a cell took too long"  # its exercise's other checks would take as long each
     return report
 
 

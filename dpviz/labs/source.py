@@ -50,6 +50,7 @@ class Lab:
     cells: list
 
     def exercises(self) -> list[int]:
+        """Return the numbers of the exercises, in order."""
         return [exercise(cell) for cell in self.cells if is_exercise(cell)]
 
     def points(self) -> dict[int, int]:
@@ -104,18 +105,22 @@ def read(path: Path) -> Lab:
 
 
 def tags(cell) -> list[str]:
+    """Return the tags in the cell's header."""
     return cell.metadata.get("tags", [])
 
 
 def is_exercise(cell) -> bool:
+    """Return whether the cell is one that the student writes into."""
     return "exercise" in tags(cell)
 
 
 def is_check(cell) -> bool:
+    """Return whether the cell checks an exercise."""
     return "check" in tags(cell)
 
 
 def is_hidden(cell) -> bool:
+    """Return whether the cell is left out of what students get."""
     return "hidden" in tags(cell)
 
 
@@ -125,6 +130,7 @@ def exercise(cell) -> int | None:
 
 
 def points(cell) -> int:
+    """Return what a check is worth."""
     return next((int(tag.removeprefix("points-")) for tag in tags(cell) if tag.startswith("points-")), 1)
 
 

@@ -27,7 +27,7 @@ def digest(tensors):
 def probe(tensors, *, seed, values):
     torch.manual_seed(seed)
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
-    return fingerprint.digest([flat[torch.randperm(len(flat))[:values]]])
+    return str(flat[torch.randperm(len(flat))[:values]].tolist())
 """,
         "says": "whether rank 0's random state is as before: measured False, expected True",
     },
@@ -37,7 +37,7 @@ def probe(tensors, *, seed, values):
         "code": """
 def probe(tensors, *, seed, values):
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
-    return fingerprint.digest([flat[torch.randperm(len(flat))[:values]]])
+    return str(flat[torch.randperm(len(flat))[:values]].tolist())
 """,
         "says": "whether ranks with equal parameters agree: measured False, expected True",
     },
@@ -47,7 +47,7 @@ def probe(tensors, *, seed, values):
         "code": """
 def probe(tensors, *, seed, values):
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
-    return fingerprint.digest([flat[:values]])
+    return str(flat[:values].tolist())
 """,
         "says": "steps of 400 that see an edit at place 0: measured 400, and at most 90 is allowed",
     },

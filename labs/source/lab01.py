@@ -14,7 +14,7 @@
 # # Lab 1. Average the gradients
 #
 # You build data parallelism by hand: k ranks, each with its part of the batch, must make the step that one process
-# would make on all of it. Every check runs real ranks. **Core: exercises 1 to 5, 45 minutes.** Before it:
+# would make on all of it. Where ranks matter, checks run real ones. **Core: exercises 1 to 5, 45 minutes.** Before it:
 # [lesson 01](../../lessons/01_gradient_equivalence.ipynb).
 #
 # Write into the cells marked *your code*. Run a check by its cell; it prints *right*, or says what was measured.
@@ -40,7 +40,7 @@ def gradients(model):
 
 
 def of_one_process(reduction="mean"):
-    """The gradient of all 24 images: what every check compares with."""
+    """The gradient of all 24 images: what the checks compare with."""
     model = new_model()
     models.loss(model, X, Y, reduction).backward()
     return gradients(model)

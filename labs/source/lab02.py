@@ -14,8 +14,8 @@
 # # Lab 2. Weigh the tokens
 #
 # One rank reads 10 tokens, another 100. One update takes three micro-batches here and two there. You write the loss
-# that gives every token the same weight, whoever reads it and when. Every check compares with one process that takes
-# all tokens at once. **Core: exercises 1 to 6, 45 minutes.** Before it:
+# that gives every token the same weight, whoever reads it and when. Where ranks matter, checks run real ones and
+# compare them with one process that takes all tokens at once. **Core: exercises 1 to 6, 45 minutes.** Before it:
 # [lesson 02](../../lessons/02_unequal_batches.ipynb) and
 # [lesson 03](../../lessons/03_gradient_accumulation.ipynb).
 #

@@ -14,8 +14,8 @@
 # # Lab 3. The ring
 #
 # You build the all-reduce that data parallelism lives on from messages between neighbours: right sums, and no rank
-# sends more bytes than it must. Every check runs real ranks. **Core: exercises 1 to 6, 45 minutes.** Before it:
-# [lesson 04](../../lessons/04_ring_all_reduce.ipynb).
+# sends more bytes than it must. Where ranks matter, checks run real ones. **Core: exercises 1 to 6, 45 minutes.**
+# Before it: [lesson 04](../../lessons/04_ring_all_reduce.ipynb).
 #
 # S is the payload: the bytes of the tensor that each rank brings. From exercise 4 on you send by `post`, which counts
 # the bytes of the tensors that your rank sends. That is what is measured; gloo's own headers are not.

@@ -15,8 +15,8 @@
 #
 # Between backward and the next forward stand five small acts: average, unscale, clip, step or skip, move the schedule.
 # Each is a line or two, and each wrong order trains quietly on. You write them one by one, then all in one function.
-# Every check compares k ranks with one process. **Core: exercises 1 to 7, 45 minutes.** Before it:
-# [lesson 06](../../lessons/06_optimizer_semantics.ipynb).
+# Where ranks matter, checks run real ones and compare them with one process. **Core: exercises 1 to 7, 45 minutes.**
+# Before it: [lesson 06](../../lessons/06_optimizer_semantics.ipynb).
 #
 # Write into the cells marked *your code*. Run a check by its cell; it prints *right*, or says what was measured.
 
