@@ -15,6 +15,7 @@ by Ctrl-C too, so does everything that it started.
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from dpviz.ranks import network
 
 HOSTS = {"host0": "10.0.0.1", "host1": "10.0.0.2"}  # the addresses that dpviz.ranks.network gives its slots
 CARD = "eth0"
+LEAST_GBPS, MOST_GBPS = 0.001, 34  # what dpviz.Link allows
 GRACE_S = 10  # for torchrun's agents to stop their ranks
 _NEWNS, _NEWUTS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000000, 0x1000, 0x4000, 0x40000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -38,7 +40,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def main(arguments: list[str]) -> int:
     """Run the command on both hosts and return its exit status, the first that is not 0."""
-    gbps, command = _parsed(arguments)
+    try:
+        gbps, command = _parsed(arguments)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     if not command:
         print(__doc__.strip())
         return 2
@@ -66,9 +72,30 @@ def main(arguments: list[str]) -> int:
 
 
 def _parsed(arguments: list[str]) -> tuple[float | None, list[str]]:
+    """Return the rate, None for no limit, and the command. Raises ValueError with a sentence."""
+    gbps, command = None, arguments
     if arguments[:1] == ["--gbps"]:
-        return float(arguments[1]), arguments[2:]
-    return None, arguments
+        given, command = "".join(arguments[1:2]), arguments[2:]
+        with contextlib.suppress(ValueError):
+            gbps = float(given)
+        if gbps is None or not LEAST_GBPS <= gbps <= MOST_GBPS:
+            raise ValueError(
+                f"--gbps is {given!r}, but it must be a rate from {LEAST_GBPS:g} to {MOST_GBPS:g}, in 10^9 bits a "
+                "second. Leave it out for no limit."
+            )
+        if not command:
+            raise ValueError(f"--gbps {given} stands alone. Write the command after it: --gbps {given} torchrun ...")
+    if command and shutil.which(command[0], path=_programs()) is None:
+        raise ValueError(
+            f"there is no command {command[0]}. Give one that this machine has, as torchrun; "
+            "the only option of its own is --gbps RATE, and it comes first."
+        )
+    return gbps, command
+
+
+def _programs() -> str:
+    """Return where commands are looked for: first where this python is, for its torchrun."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 def _network_in_words(gbps: float | None) -> str:
@@ -79,8 +106,7 @@ def _network_in_words(gbps: float | None) -> str:
 def _start(command: list[str], gbps: float | None, name: str, namespace: int, names: str) -> subprocess.Popen:
     parent = os.getpid()
     environment = {"GLOO_SOCKET_IFNAME": CARD, "DPVIZ_NETWORK": _network_in_words(gbps), **os.environ}
-    programs = str(Path(sys.executable).parent)  # torchrun is where this python is
-    environment["PATH"] = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment["PATH"] = _programs()
 
     def become_a_host() -> None:  # in the child, before the command
         _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0))

@@ -54,8 +54,8 @@ class BrokenRun(w.VBox):
         whole = isinstance(world_size, int) and isinstance(steps, int)
         if not (whole and 3 <= world_size <= 8 and 6 <= steps <= 20):
             raise WrongValue(
-                f"world_size is {world_size!r} and steps {steps!r}, but 3 to 8 ranks and 6 to 20 steps are allowed: with "
-                "two ranks nobody can tell which of them is right."
+                f"world_size is {world_size!r} and steps {steps!r}, but 3 to 8 ranks and 6 to 20 steps are allowed: "
+                "with two ranks nobody can tell which of them is right."
             )
         every = random.Random("broken runs 322").sample(HIDDEN, len(HIDDEN))  # so that neighbours differ
         chance = random.Random(f"broken run {number}")

@@ -26,14 +26,8 @@ class Prediction(w.VBox):
     """A question that keeps the learner's guess in `.guess` (None until one is made)."""
 
     def __init__(self, question: str, options: Sequence[str]):
-        texts = (
-            isinstance(question, str) and isinstance(options, list | tuple) and all(isinstance(o, str) for o in options)
-        )
-        if not texts:
-            raise ValueError("give the question as a text, and its options as a list of texts.")
+        check_question(question, options)
         self.question, self.options = question, tuple(options)
-        if len(self.options) < 2 or len(set(self.options)) < len(self.options):
-            raise ValueError(f"the options are {options!r}, but there must be two or more, each different, in a list.")
         asked_before = _guesses.get((question, self.options))
         self._choice = w.RadioButtons(
             options=self.options,
@@ -77,6 +71,15 @@ class Prediction(w.VBox):
             raise ValueError(
                 f"the answer is {answer!r}, but it must be one of the options: {', '.join(map(repr, self.options))}."
             )
+
+
+def check_question(question: str, options: Sequence[str]) -> None:
+    """Raise ValueError unless it is a text with at least two different options."""
+    texts = isinstance(question, str) and isinstance(options, list | tuple) and all(isinstance(o, str) for o in options)
+    if not texts:
+        raise ValueError("give the question as a text, and its options as a list of texts.")
+    if len(options) < 2 or len(set(options)) < len(options):
+        raise ValueError(f"the options are {options!r}, but there must be two or more, each different, in a list.")
 
 
 def shown_in_turn(*parts) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import ipywidgets as w
 
 from dpviz.figures import cards
-from dpviz.predict import LONGEST_REPR, Prediction, shown_in_turn
+from dpviz.predict import LONGEST_REPR, Prediction, check_question, shown_in_turn
 from dpviz.widgets.looks import sheet, span
 
 _boards: dict[str, Scoreboard] = {}  # a cell that is run again, by accident or not, must not forget the points
@@ -21,8 +21,9 @@ def scoreboard(name: str) -> Scoreboard:
     """Return the scoreboard of that name, the same one until the kernel is restarted.
 
     `card = board.predict("1", sentence, options)` asks, `card.reveal(answer, evidence=...)` shows the evidence and asks
-    again; the board shows every card and the sum. Built in lesson 12.
+    again; the board shows every card and the sum. Raises ValueError for a name that is no text. Built in lesson 12.
     """
+    _check_text(name, "a scoreboard")
     if name not in _boards:
         _boards[name] = Scoreboard(name)
     return _boards[name]
@@ -42,8 +43,10 @@ class Scoreboard(w.VBox):
     def predict(self, name: str, sentence: str, options: Sequence[str]) -> Card:
         """Return the card of that name, to be shown by a cell. It is a new one only where the question is.
 
-        Raises ValueError unless there are at least two different options.
+        Raises ValueError for a name that is no text, and as `dp.predict` does for the question.
         """
+        _check_text(name, "a card")
+        check_question(sentence, options)
         known = self.cards.get(name)
         if known is None or known.asked != (sentence, tuple(options)):
             self.cards[name] = Card(name, sentence, options, board=self)
@@ -60,8 +63,10 @@ class Scoreboard(w.VBox):
         return f"{number(self.points)} of {len(read)} point{'s' * (len(read) != 1)}"
 
     def __repr__(self) -> str:
-        revealed = sum(card.answer is not None for card in self.cards.values())
-        return f"{self.name}: {_cards(len(self.cards))}, {revealed} decided by runs, {self.so_far()}"[:LONGEST_REPR]
+        revealed = [card for card in self.cards.values() if card.answer is not None]
+        computed = sum(card.computed for card in revealed)
+        how = f"{len(revealed) - computed} decided by runs" + f", {computed} by a formula" * (computed > 0)
+        return f"{self.name}: {_cards(len(self.cards))}, {how}, {self.so_far()}"[:LONGEST_REPR]
 
     def draw(self) -> None:
         """Show the cards as they are now; what is not decided yet is not told."""
@@ -83,7 +88,7 @@ class Card(Prediction):
         self.name, self.asked, self.board = name, (sentence, tuple(options)), board
         self.answer: str | None = None
         self.first: str | None = None
-        self.measured = ""
+        self.measured, self.computed = "", False
         super().__init__(f"{name}. {sentence}", options)
         self._second = SecondLook(self)
 
@@ -106,12 +111,13 @@ class Card(Prediction):
         """Half a point for each right guess, once the verdict has been read."""
         return sum(guess == self.answer for guess in (self.first, self.second)) / 2 if self.verdict_read else 0.0
 
-    def reveal(self, answer: str, *, evidence=None) -> None:
+    def reveal(self, answer: str, *, evidence=None, computed: bool | None = None) -> None:
         """Show `evidence`, and ask again; a click then shows the answer.
 
         evidence: an Evidence of dpviz.figures.cards, which is drawn, and whose numbers the board repeats; or any figure
         or table; or several of these in a list. The guess made before is fixed from now on. Where nobody can click, as
         in a file without a kernel, the answer stands there as text.
+        computed: whether a formula decided; unless given, it is so where there is Evidence, and none of it has runs.
         Raises ValueError for an answer that was not among the options.
         """
         self._check(answer)
@@ -120,11 +126,17 @@ class Card(Prediction):
             self._second.choice.value = self.first
         self.answer = answer
         parts = evidence if isinstance(evidence, list | tuple) else [evidence]
-        self.measured = "; ".join(part.says for part in parts if isinstance(part, cards.Evidence))
+        drawn = [part for part in parts if isinstance(part, cards.Evidence)]
+        self.measured = "; ".join(part.says for part in drawn)
+        self.computed = bool(drawn) and not any(part.runs for part in drawn) if computed is None else computed
         self._told.value = span("The evidence stands below. Now guess once more, there.", "dpviz-soft")
         self._second.draw()
         self.board.draw()
         shown_in_turn(*(cards.show(part) if isinstance(part, cards.Evidence) else part for part in parts), self._second)
+
+    @property
+    def how(self) -> str:
+        return "Computed" if self.computed else "Measured"
 
     def told(self) -> str:
         """The verdict, and what it is made of."""
@@ -171,7 +183,7 @@ class SecondLook(w.VBox):
     def draw(self) -> None:
         if self.is_done:
             card, mark = self.card, {0: "→", 0.5: "✓", 1: "✓"}[self.card.points]
-            told = f"{mark} <b>Measured: {html.escape(card.answer)}.</b> {card.told()} <b>{STEPS[card.points]}</b>"
+            told = f"{mark} <b>{card.how}: {html.escape(card.answer)}.</b> {card.told()} <b>{STEPS[card.points]}</b>"
             self._told.value = f"<div class='dpviz-verdict'>{told}, {card.board.so_far()} so far.</div>"
             return
         first = "You made no guess before." if self.card.first is None else f"You expected: {self.card.first}."
@@ -180,7 +192,7 @@ class SecondLook(w.VBox):
 
     def __repr__(self) -> str:
         said = f" ({self.card.measured})" if self.card.measured not in ("", self.card.answer) else ""
-        return f"{self.card.name}. Measured: {self.card.answer}{said}."[:LONGEST_REPR]
+        return f"{self.card.name}. {self.card.how}: {self.card.answer}{said}."[:LONGEST_REPR]
 
 
 def _marked(card: Card, guess: str | None) -> str:
@@ -189,6 +201,11 @@ def _marked(card: Card, guess: str | None) -> str:
         return span("no guess", "dpviz-soft")
     mark = ("✓ " if guess == card.answer else "→ ") if card.verdict_read else ""
     return mark + html.escape(guess)
+
+
+def _check_text(name: str, of: str) -> None:
+    if not isinstance(name, str):
+        raise ValueError(f"the name of {of} is {name!r}, but it must be a text. Write it in quotes.")
 
 
 def _cards(count: int) -> str:

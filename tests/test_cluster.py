@@ -112,6 +112,24 @@ def test_when_the_rehearsal_is_stopped_both_hosts_stop(tmp_path):
         rehearsal.kill()
 
 
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--gbps", "--gbps is '', but it must be a rate from 0.001 to 34"),
+        ("--gbps x true", "--gbps is 'x', but it must be a rate"),
+        ("--gbps -1 true", "--gbps is '-1', but it must be a rate"),
+        ("--gbps 0 true", "Leave it out for no limit."),
+        ("--gbps 1000 true", "--gbps is '1000'"),
+        ("--gbps nan true", "--gbps is 'nan'"),
+        ("--gbps 1", "--gbps 1 stands alone. Write the command after it"),
+        ("no-such-command --gbps 1", "there is no command no-such-command."),
+    ],
+)
+def test_a_line_that_the_rehearsal_cannot_run_is_a_sentence(line, sentence):
+    done = subprocess.run([*TWO_HOSTS, *line.split()], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and sentence in done.stderr and len(done.stderr.splitlines()) == 1 and not done.stdout
+
+
 def wait_for(happened, seconds=10):
     deadline = time.monotonic() + seconds
     while not happened():

@@ -80,6 +80,11 @@ def test_what_cannot_be_drawn_is_refused_with_a_sentence():
         Evidence(measured=BYTES, other={"k = 8": 2}, unit="P")
     with pytest.raises(ValueError, match="'K' is nan, but a bar needs a number, 0 or more"):
         Evidence(measured={"K": float("nan")}, unit="P")
+    for value in (None, "1", [1.0], 1j):
+        with pytest.raises(ValueError, match="'a' is .*, but a bar needs a number, 0 or more"):
+            Evidence(measured={"a": value}, unit="P")
+    with pytest.raises(ValueError, match=r"other is \[1\], but it must be a dict with a number for each case"):
+        Evidence(measured={"a": 1}, other=[1], unit="P")
 
 
 def test_text_is_large_enough_and_a_figure_is_drawn_again_as_made_anew():

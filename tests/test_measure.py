@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dpviz.measure import fingerprint
+from dpviz.measure import destroyed, fingerprint, wire
 from dpviz.ranks.launch import launch
 from dpviz.theory import traffic
 
@@ -16,7 +16,7 @@ def test_the_kernels_count_of_an_all_reduce_is_the_formulas_to_the_byte(world_si
         dist.all_reduce(torch.ones(elements))
 
     expected = traffic.gloo_all_reduce(elements, world_size, element_size=4)
-    assert [wire.sent for wire in launch(once, world_size=world_size).wire] == [
+    assert [one.sent for one in launch(once, world_size=world_size).wire] == [
         sent.payload + sent.framing for sent in expected
     ]
 
@@ -25,8 +25,8 @@ def test_what_one_sends_the_others_receive():
     def once(config):
         dist.broadcast(torch.ones(1 << 16), 0)
 
-    wire = launch(once, world_size=4).wire
-    assert sum(one.sent for one in wire) == sum(one.received for one in wire)
+    of_ranks = launch(once, world_size=4).wire
+    assert sum(one.sent for one in of_ranks) == sum(one.received for one in of_ranks)
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 5, 8])
@@ -35,7 +35,7 @@ def test_a_broadcast_is_a_binomial_tree(world_size):
         dist.broadcast(torch.ones(1000), 0)
 
     copies, framing = traffic.broadcast_bytes(4000, world_size), traffic.broadcast_framing_bytes(world_size)
-    assert [wire.sent for wire in launch(once, world_size=world_size).wire] == [
+    assert [one.sent for one in launch(once, world_size=world_size).wire] == [
         a + b for a, b in zip(copies, framing, strict=True)
     ]
 
@@ -47,6 +47,29 @@ def test_a_launch_counts_only_itself():
     small, large, again = (launch(once, size, world_size=2).wire[0].sent for size in (100, 100_000, 100))
     assert small == again < large
     assert launch(lambda config: None, world_size=4).wire[0].sent == 0
+
+
+@pytest.mark.parametrize("groups", [1, 2 * destroyed.MOST])
+def test_what_a_group_carried_counts_after_it_was_destroyed(groups):
+    def once(config):
+        before = len(wire.sent_by_connection())
+        for _ in range(groups):
+            group = dist.new_group([0, 1])
+            dist.all_reduce(torch.ones(100_000), group=group)
+            dist.destroy_process_group(group)
+        return before, len(wire.sent_by_connection())
+
+    run, again = (launch(once, world_size=2) for _ in range(2))
+    assert all(2 * 200_000 <= one.sent / groups < 2.01 * 200_000 for one in [*run.wire, *again.wire])
+    assert all(after - before <= destroyed.MOST for before, after in run.results)
+    for (first, _), (second, _) in zip(run.results, again.results, strict=True):
+        assert second <= first  # the launch before has let go of its own
+
+
+def test_destroying_is_torchs_own_again_once_a_launch_is_over():
+    before = dist.destroy_process_group
+    launch(lambda config: None, world_size=1)
+    assert dist.destroy_process_group is before is dist.distributed_c10d.destroy_process_group
 
 
 def test_collectives_are_recorded_in_order_with_their_shapes():

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 
+from dpviz import check_contract
 from dpviz.checks import check_same_trajectory
 from dpviz.questions.mesh import Config
 from dpviz.ranks.launch import launch
@@ -108,6 +109,35 @@ def test_torchs_own_mesh_trains_the_same(fields):
     by_hand = run(**fields)
     torchs = launch("dpviz.experiments.mesh_torch:experiment_with_torch", settings(**fields))
     assert "Same trajectory over 3 steps" in check_same_trajectory(by_hand, torchs, atol=1e-10)
+
+
+def test_torchs_own_mesh_may_be_made_again_in_the_same_ranks():
+    for _ in range(2):
+        found = launch("dpviz.experiments.mesh_torch:experiment_with_torch", settings(dp=2, tp=2))
+        assert [record.step for record in found.records[0]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fields", [{"dp": 2, "tp": 2}, {"dp": 4, "shard": 2}], ids=str)
+def test_the_bytes_of_the_run_are_at_least_those_of_its_steps(fields):
+    for found in (run(**fields), run(**fields, lr=0.05)):  # in ranks that begin, and in ranks that are warm
+        assert sum(one.sent for one in found.wire) >= found.config["steps"] * sum(found.facts["wire_bytes"])
+
+
+@pytest.mark.parametrize("fields", [{"dp": 2, "tp": 2}, {"dp": 4, "shard": 2}], ids=str)
+def test_the_contract_says_how_dp_lies_in_the_mesh_also_where_no_books_are_kept(fields):
+    torchs = launch("dpviz.experiments.mesh_torch:experiment_with_torch", settings(**fields)).contract
+    by_hand = run(**fields).contract
+    assert torchs["topology"] == by_hand["topology"]
+    assert torchs["topology"]["axes"] == {"tp": 1, "pp": 1, "cp": 1} | {k: n for k, n in fields.items() if k != "shard"}
+    assert torchs["batch"]["global_samples"] == by_hand["batch"]["global_samples"] == fields["dp"] * 2 * 2
+    assert torchs["batch"]["counted_samples"] is None and check_contract(torchs) == []
+
+
+@pytest.mark.parametrize(
+    "fields", [CASE_20, {"dp": 4, "ep": 2, "tp": 2}, {"dp": 2, "ep": 2, "cp": 2, "expert_axis": "separate"}], ids=str
+)
+def test_the_configs_groups_are_those_that_ranks_say(fields):
+    assert settings(**fields).groups() == run(**fields).facts["groups"]
 
 
 @pytest.mark.parametrize(

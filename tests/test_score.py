@@ -145,7 +145,42 @@ def test_evidence_of_a_card_is_drawn_and_its_numbers_stand_where_no_figure_can(s
     card = board.predict("1", SENTENCE, OPTIONS)
     card.reveal(RIGHT, evidence=[Evidence(measured={"B = 1": 1.5, "B = 8": 1.5}, unit="P"), "a table"])
     assert shown[0].layout.title.text == "<b>Computed: 1.5, 1.5 P.</b>" and shown[1:] == ["a table", card._second]
-    assert repr(card._second) == f"1. Measured: {RIGHT} (1.5, 1.5 P)."
+    assert repr(card._second) == f"1. Computed: {RIGHT} (1.5, 1.5 P)."
     assert "1.5, 1.5 P" not in board._table.value
     card._second._button.click()
     assert "1.5, 1.5 P" in board._table.value
+
+
+def test_what_a_formula_decided_is_not_called_measured(shown):
+    board = scoreboard("cards")
+    by = {
+        "formula": {"evidence": Evidence(measured={"k": 1.0}, unit="P")},
+        "formula beside bars of runs": {"evidence": "a figure", "computed": True},
+        "run": {"evidence": "a table"},
+    }
+    for name, how in by.items():
+        card = board.predict(name, SENTENCE, OPTIONS)
+        card.reveal(RIGHT, **how)
+        word, other = ("Measured", "Computed") if name == "run" else ("Computed", "Measured")
+        assert f"{word}: {RIGHT}" in repr(card._second) and other not in repr(card._second)
+        card._second._button.click()
+        assert f"<b>{word}: {RIGHT}.</b>" in card._second._told.value
+    assert repr(board) == "cards: 3 cards, 1 decided by runs, 2 by a formula, 0 of 3 points"
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (lambda board: scoreboard(3), "the name of a scoreboard is 3, but it must be a text. Write it in quotes."),
+        (lambda board: board.predict(1, SENTENCE, OPTIONS), "the name of a card is 1, but it must be a text"),
+        (lambda board: board.predict("1", 5, OPTIONS), "give the question as a text"),
+        (lambda board: board.predict("1", SENTENCE, 5), "give the question as a text, and its options as a list"),
+        (lambda board: board.predict("1", SENTENCE, ["a", "a"]), "there must be two or more, each different"),
+    ],
+)
+def test_a_card_that_cannot_be_asked_is_refused_with_a_sentence_and_not_kept(shown, ask, sentence):
+    board = scoreboard("cards")
+    with pytest.raises(ValueError, match=sentence):
+        ask(board)
+    played(board, "good", first=RIGHT, second=RIGHT)
+    assert list(board.cards) == ["good"] and scoreboard("cards") is board

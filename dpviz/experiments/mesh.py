@@ -37,7 +37,11 @@ __all__ = ["Config", "experiment"]
 
 
 def experiment(config):
-    """Train `config.steps` updates on a mesh. Yields a Step an update; only last stages know a loss."""
+    """Train `config.steps` updates on a mesh. Yields a Step an update; only last stages know a loss.
+
+    Among the calls of the run is one all_to_all in each group of more than one rank, by which the ledger's meter learns
+    the group's connections; facts of a step leave it out.
+    """
     mesh = Mesh(config)  # a process group for each axis: mesh.group("dp")
     part = my_part(build(config), mesh)  # some of the layers (pp), and of each matrix a part (tp)
     pipeline = make_pipeline(config, part, mesh)
@@ -77,8 +81,9 @@ class Mesh:
         return dist.get_world_size(self.groups[axis])
 
     def close(self):
-        """Let go of the groups' connections, once nobody uses them any more."""
-        dist.barrier()
+        """Let go of the groups, so that launch after launch does not heap up connections. A launch keeps these open
+        until every rank has returned and their bytes are read: no rank has to wait for another here.
+        """
         for group in self.groups.values():
             if group is not dist.group.WORLD:  # which stands in for an axis that has all ranks
                 dist.destroy_process_group(group)
@@ -110,6 +115,8 @@ def shared(layer, group):
 
 
 def make_pipeline(config, part, mesh):
+    """Return what passes micro-batches through the stages, of which `part` is this rank's."""
+
     def loss(out, y):
         return F.cross_entropy(out.to(torch.promote_types(out.dtype, torch.float32)).flatten(0, -2), y.flatten())
 
@@ -120,6 +127,7 @@ def make_pipeline(config, part, mesh):
 
 
 def make_copies(config, part, mesh):
+    """Return what averages the gradients of `part` with the ranks that hold it too, and updates it."""
     optimizer = partial(engines.make_optimizer, config)
     if config.shard == 1:
         return Replicated(part, optimizer=optimizer, group=mesh.group("dp"))

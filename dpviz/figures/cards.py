@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Real
 
 import plotly.graph_objects as go
 
@@ -32,7 +33,7 @@ class Evidence:
     limit       a value that a line marks, and limit_called what it is: 80, "a card of 80 GB"
     runs        where the values come from; none where they are computed
 
-    Raises ValueError for no case or more than 8, a value that is no number, or an `other` of an unknown case.
+    Raises ValueError for no dict, no case or more than 8, a value that is no number, or an `other` of an unknown case.
     """
 
     measured: dict[str, float]
@@ -44,6 +45,9 @@ class Evidence:
     runs: list = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        for name in ("measured", "other"):
+            if not isinstance(given := getattr(self, name), dict):
+                raise ValueError(f"{name} is {given!r}, but it must be a dict with a number for each case.")
         if not 1 <= len(self.measured) <= MOST_CASES:
             raise ValueError(
                 f"{len(self.measured)} cases were given, but a card shows 1 to {MOST_CASES}. Leave some out."
@@ -51,8 +55,8 @@ class Evidence:
         if unknown := [case for case in self.other if case not in self.measured]:
             raise ValueError(f"{unknown[0]!r} was not measured. Give `other` only for the cases of `measured`.")
         for case, value in [*self.measured.items(), *self.other.items()]:
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{case!r} is {value}, but a bar needs a number, 0 or more.")
+            if not (isinstance(value, Real) and math.isfinite(value) and value >= 0):
+                raise ValueError(f"{case!r} is {value!r}, but a bar needs a number, 0 or more.")
 
     @classmethod
     def of(cls, runs: dict, value: Callable, **more) -> Evidence:

@@ -17,7 +17,8 @@ from dpviz.records import COUNTED, Collective
 class GroupMeter:
     """Reads the bytes that this rank sent since the last reading, group by group.
 
-    Making one is a collective of all of the groups, called in the same order on every rank. Where the kernel does not
+    Making one is a collective of all of the groups, called in the same order on every rank: an all_to_all each, which a
+    run's calls and bytes include, since it tells whose connections are whose. Where the kernel does not
     count, bytes are those of the collectives by their group; messages from rank to rank are then the caller's to add.
     """
 

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -36,12 +37,14 @@ def recorder_entries() -> int:
 
 
 class Counters:
-    """Bytes since the last look, over the connections that are open now. One opened meanwhile counts whole, one
-    closed not at all.
+    """Bytes since they were last asked for. A connection opened meanwhile counts whole; one that has closed counts as
+    far as somebody looked before, so process groups are kept open: see `destroyed.py`.
     """
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int]] = {}
+        self.noted = (0, 0)  # of earlier looks, not asked for yet
+        self.looking = threading.RLock()  # a rank's two threads do
         self.ignored: set[int] = set()
         self.ignored_port: int | None = None  # of a rendezvous store, whose traffic is no collective's
 
@@ -49,14 +52,23 @@ class Counters:
         """Leave out, from now on, the connections opened since the last look."""
         self.ignored |= _connections(self.ignored_port).keys() - self.seen.keys()
 
+    def look(self) -> None:
+        """Note the bytes so far, for a connection that may close before they are asked for."""
+        if how() == COUNTED:
+            return
+        with self.looking:
+            every = _connections(self.ignored_port)
+            now = {inode: counts for inode, counts in every.items() if inode not in self.ignored}
+            for inode, counts in now.items():
+                before = self.seen.get(inode, (0, 0))
+                self.noted = tuple(n + c - b for n, c, b in zip(self.noted, counts, before, strict=True))
+            self.seen = now
+
     def since_last(self) -> tuple[int, int]:
         """Return (sent, received) bytes since the last call."""
-        if how() == COUNTED:
-            return 0, 0
-        now = {inode: counts for inode, counts in _connections(self.ignored_port).items() if inode not in self.ignored}
-        sent = sum(s - self.seen.get(inode, (0, 0))[0] for inode, (s, _) in now.items())
-        received = sum(r - self.seen.get(inode, (0, 0))[1] for inode, (_, r) in now.items())
-        self.seen = now
+        with self.looking:
+            self.look()
+            (sent, received), self.noted = self.noted, (0, 0)
         return sent, received
 
 

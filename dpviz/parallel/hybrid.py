@@ -17,8 +17,14 @@ import torch.distributed as dist
 
 
 def average_gradients(model, group):
-    """Average the gradients over the ranks of `group`, all of them in one message. Built in lesson 10."""
-    gradients = [parameter.grad for parameter in model.parameters()]
+    """Average the gradients over the ranks of `group`, all of them in one message. A parameter that was not used here,
+    but perhaps elsewhere, counts as 0; one that is frozen has to be so on every rank. Built in lesson 10.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for parameter in parameters:
+        if parameter.grad is None:  # not used here
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in parameters]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat, group=group)
     flat /= dist.get_world_size(group)
@@ -59,13 +65,16 @@ class Replicated:
 
 
 class HybridSharded:
-    """The same, with 1/s of everything on a rank between the steps. Built in lesson 10.
+    """The same, with 1/s of everything on a rank between the steps. All parameters are trained: one without a gradient
+    counts as 0, and a frozen one is refused. Built in lesson 10.
 
     shard, replicate    the two groups of this rank; together they are the ranks that hold this part of the model
     """
 
     def __init__(self, model, *, optimizer, shard, replicate):
         self.parameters, self.shard_group, self.replicate_group = list(model.parameters()), shard, replicate
+        if not all(p.requires_grad for p in self.parameters):
+            raise ValueError("a parameter is frozen, but HybridSharded trains them all: leave it out of the model")
         self.sizes = [p.numel() for p in self.parameters]
         s = dist.get_world_size(shard)
         self.padding = -sum(self.sizes) % s
@@ -84,7 +93,8 @@ class HybridSharded:
 
     def reduce(self):
         """Leave this rank's shard of the averaged gradient, and nothing whole."""
-        flat = torch.cat([*(p.grad.flatten() for p in self.parameters), self.whole.new_zeros(self.padding)])
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        flat = torch.cat([*(one.flatten() for one in gradients), self.whole.new_zeros(self.padding)])
         gradient = reduce_scatter(flat, self.shard_group)
         dist.all_reduce(gradient, group=self.replicate_group)
         ranks = dist.get_world_size(self.shard_group) * dist.get_world_size(self.replicate_group)

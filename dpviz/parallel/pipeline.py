@@ -4,6 +4,10 @@ The schedule is GPipe's: all micro-batches forward, then all backward, so that a
 computes the one before. Of the p + K - 1 turns of a stage, p - 1 are idle (the "bubble"). What travels is one tensor a
 micro-batch and border: activations to the next stage, their gradient back.
 
+In one thing it differs from the paper: there backward begins with the last micro-batch, here with the first, as in
+torch.distributed.pipelining.ScheduleGPipe. That changes neither turns nor memory; gradients are added up in another
+order, so their last bits may differ.
+
 Source: Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism" (2019). Every
 method is called by all ranks of `group`, in the same order.
 """

@@ -66,7 +66,7 @@ class ColumnParallel(nn.Module):
         super().__init__()
         self.group = group
         self.weight = my_part(linear.weight, dim=0, group=group)
-        self.bias = my_part(linear.bias, dim=0, group=group)
+        self.bias = None if linear.bias is None else my_part(linear.bias, dim=0, group=group)
 
     def forward(self, x):
         return F.linear(CopyToGroup.apply(x, self.group), self.weight, self.bias)
@@ -79,7 +79,9 @@ class RowParallel(nn.Module):
         super().__init__()
         self.group = group
         self.weight = my_part(linear.weight, dim=1, group=group)
-        self.bias = nn.Parameter(linear.bias.detach().clone())  # whole on every rank: its gradient is the same there
+        # whole on every rank: its gradient is the same there
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
 
     def forward(self, x):
-        return SumOverGroup.apply(F.linear(x, self.weight), self.group) + self.bias
+        out = SumOverGroup.apply(F.linear(x, self.weight), self.group)
+        return out if self.bias is None else out + self.bias

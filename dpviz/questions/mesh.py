@@ -92,15 +92,23 @@ class Config(Question):
             more["ep"] = mesh.groups(finer, "ep")
         return more
 
+    def groups(self) -> dict[str, list[list[int]]]:
+        """Return {axis: lists of ranks}, of the mesh's axes and of those that lie across them."""
+        axes = self.axes()
+        return {axis: mesh.groups(axes, axis) for axis in axes} | self.more_groups()
+
     @staticmethod
     def contract_parts(run) -> dict[str, dict[str, Any]]:
-        """Return how dp lies in the mesh, and what the ranks read in a step, as they counted it."""
+        """Return how dp lies in the mesh, which the config says of every experiment on it, and what the ranks read in a
+        step and who their groups' ranks were, as far as they noted that; torch's classes keep no books.
+        """
         config, results = Config(**run.config), run.results
-        if results[0] is None:  # torch's classes keep no books
-            return {}
         axes = {"dp": config.dp, "tp": config.tp, "pp": config.pp, "cp": config.cp} | (
             {"ep": config.ep} if config.separate_ep > 1 else {}
         )
+        noted = [isinstance(result, dict) and {"read", "groups"} <= result.keys() for result in results]
+        if not (noted and all(noted)):
+            return {"topology": {"axes": axes, "groups": config.groups()}}
         read = [{tuple(one) for one in result["read"]} for result in results]
         return {
             "topology": {"axes": axes, "groups": _groups(results)},

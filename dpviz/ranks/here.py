@@ -44,7 +44,7 @@ def run(
     import torch.distributed as dist
 
     from dpviz import seeds
-    from dpviz.measure import collectives, counted, wire
+    from dpviz.measure import collectives, counted, destroyed, wire
     from dpviz.ranks import rank
 
     records: list[Any] = []
@@ -54,7 +54,8 @@ def run(
         on_record(dist.get_rank(), record)
 
     recorder, counters = collectives.Recorder(), wire.Counters()
-    with wire_of(backend), _group(world_size, timeout, counters, backend, device), seeds.kept(), _one_thread():
+    group = _group(world_size, timeout, counters, backend, device)
+    with wire_of(backend), group, destroyed.kept(counters), seeds.kept(), _one_thread():
         # What is not the experiment's goes over a group of its own, which is not counted;
         # gloo also where the default group is nccl
         counters.since_last()

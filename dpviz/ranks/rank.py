@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from dpviz import seeds
-from dpviz.measure import collectives, wire
+from dpviz.measure import collectives, destroyed, wire
 from dpviz.ranks import travel
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -95,6 +95,7 @@ class Rank:
 
     def join(self, rank: int, world_size: int, store: str, timeout: float, on_link: bool) -> None:
         tempfile.tempdir = os.path.dirname(store)  # what is left there goes when the server does
+        destroyed.let_go()
         if dist.is_initialized():
             dist.destroy_process_group()
         self.move(on_link)
@@ -115,6 +116,8 @@ class Rank:
         sys.path[:] = path
         os.chdir(directory)
         self.forget()
+        destroyed.let_go()  # of the launch before, whose bytes have been read
+        destroyed.keep(self.counters)
         dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout))
         seeds.reset()
         before = self.recorder.number
@@ -142,6 +145,10 @@ class Rank:
         torch.set_num_threads(1)
         torch.set_grad_enabled(True)
         torch.use_deterministic_algorithms(False)
+        if "torch.distributed.tensor" in sys.modules:  # DTensor remembers meshes, and takes an equal one for the same
+            from torch.distributed.tensor import debug
+
+            debug._clear_sharding_prop_cache()
 
     def send_back(self, *message) -> None:
         """Send something of the user's, which may be anything."""
