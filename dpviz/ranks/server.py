@@ -34,6 +34,7 @@ PRELOAD = (
     "torch._dynamo",
     "torch.distributed",
     "torch.distributed.fsdp",
+    "torch.distributed.tensor.debug",  # what a rank forgets with between launches: else each would import its own
     "numpy",
     "cloudpickle",
     "dpviz.ranks.rank",
