@@ -112,3 +112,13 @@ def test_the_teachers_notebook_for_nbgrader_keeps_the_marks(tmp_path):
     grades = [cell.metadata["nbgrader"] for cell in notebook.cells if "nbgrader" in cell.metadata]
     assert sum(one.get("points", 0) for one in grades) == sum(lab.points().values())
     assert len({one["grade_id"] for one in grades}) == len(grades)
+
+
+@pytest.mark.skipif(not CI, reason="a minute more: .ci/run does it, or CI=1 make test")
+@pytest.mark.parametrize("name", LABS)
+def test_solved_passes_where_bytes_are_counted_and_there_is_no_link(name):
+    code = f"from dpviz.labs import prove, source; lab = source.read(source.folder() / 'source' / '{name}.py')\n"
+    code += "wrong = {cell: why for cell, why in prove.outcomes(lab).items() if why}; assert not wrong, wrong"
+    environment = {**os.environ, "DPVIZ_LINK": "none", "DPVIZ_WIRE": "counted"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -45,7 +45,7 @@ def test_thirty_submissions_are_graded_in_a_quarter_of_an_hour_and_a_stop_loses_
     grades = grade.grade(tmp_path, say=said.append)
     minutes = (time.monotonic() - began) / 60
     print(f"30 submissions: {minutes:.1f} minutes")
-    assert sum(line.endswith("(kept from before)") for line in said) == 10
+    assert sum(line.endswith("(kept from before)") for line in said) == 9  # the broken one, first of all, is read anew
     got = {name: sum(one.points for one in grades if one.student == name) for name in expected}
     assert got == expected
     assert minutes < 15
