@@ -28,10 +28,10 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from dpviz.ranks import network
+from dpviz.ranks.link import GBPS
 
 HOSTS = {"host0": "10.0.0.1", "host1": "10.0.0.2"}  # the addresses that dpviz.ranks.network gives its slots
 CARD = "eth0"
-LEAST_GBPS, MOST_GBPS = 0.001, 34  # what dpviz.Link allows
 GRACE_S = 10  # for torchrun's agents to stop their ranks
 _NEWNS, _NEWUTS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000000, 0x1000, 0x4000, 0x40000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -48,11 +48,13 @@ def main(arguments: list[str]) -> int:
     if not command:
         print(__doc__.strip())
         return 2
-    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))  # what an agent leaves behind becomes a child of ours
+    network.check(
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    )  # what an agent leaves behind becomes a child of ours
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         network.enter(also=_NEWNS)
-        _check(_libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))  # what is mounted here stays here
+        network.check(_libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))  # what is mounted here stays here
         slots = network.Network()
         slots.grow(len(HOSTS))
         if gbps:
@@ -78,9 +80,9 @@ def _parsed(arguments: list[str]) -> tuple[float | None, list[str]]:
         given, command = "".join(arguments[1:2]), arguments[2:]
         with contextlib.suppress(ValueError):
             gbps = float(given)
-        if gbps is None or not LEAST_GBPS <= gbps <= MOST_GBPS:
+        if gbps is None or not GBPS.low <= gbps <= GBPS.high:
             raise ValueError(
-                f"--gbps is {given!r}, but it must be a rate from {LEAST_GBPS:g} to {MOST_GBPS:g}, in 10^9 bits a "
+                f"--gbps is {given!r}, but it must be a rate from {GBPS.low:g} to {GBPS.high:g}, in 10^9 bits a "
                 "second. Leave it out for no limit."
             )
         if not command:
@@ -109,13 +111,13 @@ def _start(command: list[str], gbps: float | None, name: str, namespace: int, na
     environment["PATH"] = _programs()
 
     def become_a_host() -> None:  # in the child, before the command
-        _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0))
+        network.check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0))
         if os.getppid() != parent:
             os._exit(1)
         network.hop(namespace)
-        _check(_libc.unshare(_NEWNS | _NEWUTS))
-        _check(_libc.sethostname(name.encode(), len(name)))
-        _check(_libc.mount(names.encode(), b"/etc/hosts", None, _MS_BIND, None))
+        network.check(_libc.unshare(_NEWNS | _NEWUTS))
+        network.check(_libc.sethostname(name.encode(), len(name)))
+        network.check(_libc.mount(names.encode(), b"/etc/hosts", None, _MS_BIND, None))
         with IPRoute() as net:
             card = net.link_lookup(ifname=network.NIC)[0]
             net.link("set", index=card, state="down")
@@ -142,12 +144,6 @@ def _end_all() -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 stop(process)
         psutil.wait_procs(left, timeout=GRACE_S)
-
-
-def _check(code: int) -> None:
-    if code:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 if __name__ == "__main__":

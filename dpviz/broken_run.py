@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import html
 import random
-from collections import Counter
 
 import ipywidgets as w
 
 from dpviz.contract.check import check_contract
+from dpviz.figures.fault_board import LETTERS, groups
 from dpviz.questions.contract import Config
 from dpviz.questions.optimizer_state import FAULTS
 from dpviz.ranks.launch import launch
 from dpviz.widgets.controls import COMMON
-from dpviz.widgets.looks import sheet, span
+from dpviz.widgets.looks import LONGEST_REPR, sheet, span
+from dpviz.widgets.said import Said
 from dpviz.wrong_value import WrongValue
 
 EVERY = "every rank"
@@ -34,7 +35,6 @@ EVIDENCE = {
 }
 NUMBERS = ("step", "lr", "scaler", "tokens")
 TINTS = ("#ffffff", "#ffe3b3", "#cfe8f7", "#cdeee3", "#f6dcea", "#fbf6c4")  # of the most common value, and the others
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef"
 
 
 def broken_run(number: int = 1, *, world_size: int = 4, steps: int = 8) -> BrokenRun:
@@ -48,6 +48,8 @@ def broken_run(number: int = 1, *, world_size: int = 4, steps: int = 8) -> Broke
 
 
 class BrokenRun(w.VBox):
+    """See `broken_run`. `.looked_at` are the names of the evidence that was asked for."""
+
     def __init__(self, number: int, *, world_size: int, steps: int):
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise WrongValue(f"number is {number!r}, but it must be a whole number from 0. Each is another run.")
@@ -94,7 +96,8 @@ class BrokenRun(w.VBox):
 
     def __repr__(self) -> str:
         looked = ", ".join(self.looked_at) or "nothing yet"
-        return f"broken run {self.number}: {len(self._run.results)} ranks, looked at {looked}; {self._told}"[:109]
+        text = f"broken run {self.number}: {len(self._run.results)} ranks, looked at {looked}; {self._told}"
+        return text[:LONGEST_REPR]
 
     def look(self, name: str):
         """Return what every rank recorded under `name` (see EVIDENCE) in each step: a pandas DataFrame, a row a rank;
@@ -109,7 +112,7 @@ class BrokenRun(w.VBox):
         table = pandas.DataFrame(columns, index=[f"rank {rank}" for rank in range(len(self._run.results))])
         return table.rename_axis(columns=f"{name}, step")
 
-    def answer(self, *, fault: str, rank: int | str, step: int) -> Told:
+    def answer(self, *, fault: str, rank: int | str, step: int) -> Said:
         """Return what of a diagnosis is right. `rank` is a number, or "every rank"; `step` the first that is wrong.
         Raises ValueError for a fault that does not exist.
         """
@@ -120,17 +123,17 @@ class BrokenRun(w.VBox):
         looks = f"{len(self.looked_at)} look{'s' * (len(self.looked_at) != 1)}"
         if not wrong:
             self._told = "found"
-            return Told("✓", f"Found, with {looks}.", f"{fault}: {FAULTS[fault]}.")
+            return Said("✓", f"Found, with {looks}.", f"{fault}: {FAULTS[fault]}.")
         right = [name for name in truth if name not in wrong] or ["nothing"]
         self._told = "not found yet"
-        return Told("→", f"Right: {', '.join(right)}. Not right: {', '.join(wrong)}.", "Look again.")
+        return Said("→", f"Right: {', '.join(right)}. Not right: {', '.join(wrong)}.", "Look again.")
 
-    def tell(self) -> Told:
+    def tell(self) -> Said:
         """Return what was hidden, and what the contract of the run says first."""
         truth, first = self._truth(), check_contract(self._run)[0]
         where = truth["rank"] if truth["rank"] == EVERY else f"rank {truth['rank']}"
         hidden = f"Hidden was {truth['fault']}, {where}, from step {truth['step']} on."
-        return Told("", hidden, f"The contract says: {first}.")
+        return Said("", hidden, f"The contract says: {first}.")
 
     def _truth(self) -> dict[str, int | str]:
         rank = EVERY if self._fault in ON_EVERY_RANK else self._rank
@@ -142,10 +145,9 @@ class BrokenRun(w.VBox):
         for step in self._run.contract["consistency"]["steps"]:
             values = step["values"].get(name)
             if values is not None:
-                order = [value for value, _ in Counter(values).most_common()]
-                groups = [order.index(value) for value in values]
-                texts = [f"{v:.4g}" for v in values] if name in NUMBERS else [LETTERS[group] for group in groups]
-                seen[step["number"]] = [*zip(texts, groups, strict=True)]
+                of_ranks = groups(values)
+                texts = [f"{v:.4g}" for v in values] if name in NUMBERS else [LETTERS[group] for group in of_ranks]
+                seen[step["number"]] = [*zip(texts, of_ranks, strict=True)]
         return seen
 
     def _show_board(self) -> None:
@@ -171,19 +173,5 @@ class BrokenRun(w.VBox):
     def _clicked(self) -> None:
         given = {name: choice.value for name, choice in self._choices.items()}
         open_ones = [name for name, value in given.items() if value is None]
-        told = Told("→", f"Choose the {' and the '.join(open_ones)} first.", "") if open_ones else self.answer(**given)
+        told = Said("→", f"Choose the {' and the '.join(open_ones)} first.", "") if open_ones else self.answer(**given)
         self._said.value = told._repr_html_()
-
-
-class Told:
-    """A sentence, as text and as HTML."""
-
-    def __init__(self, mark: str, first: str, then: str):
-        self.mark, self.first, self.then = mark, first, then
-
-    def __repr__(self) -> str:
-        return " ".join(filter(None, [self.mark, self.first, self.then]))
-
-    def _repr_html_(self) -> str:
-        mark, first, then = (html.escape(part) for part in (self.mark, self.first, self.then))
-        return f"<div style='font-size:15px;padding:4px 2px'>{mark} <b>{first}</b> {then}</div>"

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import ipywidgets as w
 
-from dpviz.widgets.looks import sheet
+from dpviz.widgets.looks import LONGEST_REPR, sheet
+from dpviz.widgets.said import Said
+from dpviz.wrong_value import WrongValue
 
-LONGEST_REPR = 109  # ipywidgets cuts a longer one
 _guesses: dict[tuple, str] = {}  # a cell that is run again, by accident or not, must not forget the guess
 
 
@@ -62,13 +63,13 @@ class Prediction(w.VBox):
         Raises ValueError for an answer that was not among the options.
         """
         self._check(answer)
-        told = Revealed(guess=self.guess, answer=answer, computed=computed)
+        told = _revealed(guess=self.guess, answer=answer, computed=computed)
         self._told.value = f"<div class='dpviz-told'>{told._repr_html_()}</div>"
         shown_in_turn(told, evidence)
 
     def _check(self, answer: str) -> None:
         if answer not in self.options:
-            raise ValueError(
+            raise WrongValue(
                 f"the answer is {answer!r}, but it must be one of the options: {', '.join(map(repr, self.options))}."
             )
 
@@ -77,9 +78,9 @@ def check_question(question: str, options: Sequence[str]) -> None:
     """Raise ValueError unless it is a text with at least two different options."""
     texts = isinstance(question, str) and isinstance(options, list | tuple) and all(isinstance(o, str) for o in options)
     if not texts:
-        raise ValueError("give the question as a text, and its options as a list of texts.")
+        raise WrongValue("give the question as a text, and its options as a list of texts.")
     if len(options) < 2 or len(set(options)) < len(options):
-        raise ValueError(f"the options are {options!r}, but there must be two or more, each different, in a list.")
+        raise WrongValue(f"the options are {options!r}, but there must be two or more, each different, in a list.")
 
 
 def shown_in_turn(*parts) -> None:
@@ -91,24 +92,11 @@ def shown_in_turn(*parts) -> None:
             display(one)
 
 
-class Revealed:
-    """How a guess went: one or two sentences, as text and as HTML."""
-
-    def __init__(self, *, guess: str | None, answer: str, computed: bool = False):
-        self.guess, self.answer, self.computed = guess, answer, computed
-
-    def _sentences(self) -> tuple[str, str, str]:
-        measured = f"{'Computed' if self.computed else 'Measured'}: {self.answer}."
-        if self.guess is None:
-            return "", measured, "No guess was made this time."
-        if self.guess == self.answer:
-            return "✓ ", measured, "That is what you expected."
-        return "→ ", measured, f"You expected: {self.guess}. The evidence shows where the two part."
-
-    def __repr__(self) -> str:
-        mark, measured, rest = self._sentences()
-        return f"{mark}{measured} {rest}"
-
-    def _repr_html_(self) -> str:
-        mark, measured, rest = (html.escape(part) for part in self._sentences())
-        return f"<div style='font-size:15px;padding:4px 2px'>{mark}<b>{measured}</b> {rest}</div>"
+def _revealed(*, guess: str | None, answer: str, computed: bool) -> Said:
+    """How a guess went, in one or two sentences."""
+    measured = f"{'Computed' if computed else 'Measured'}: {answer}."
+    if guess is None:
+        return Said("", measured, "No guess was made this time.")
+    if guess == answer:
+        return Said("✓", measured, "That is what you expected.")
+    return Said("→", measured, f"You expected: {guess}. The evidence shows where the two part.")

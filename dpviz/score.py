@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import ipywidgets as w
 
 from dpviz.figures import cards
-from dpviz.predict import LONGEST_REPR, Prediction, check_question, shown_in_turn
-from dpviz.widgets.looks import sheet, span
+from dpviz.predict import Prediction, check_question, shown_in_turn
+from dpviz.widgets.looks import LONGEST_REPR, sheet, span
+from dpviz.wrong_value import WrongValue
 
 _boards: dict[str, Scoreboard] = {}  # a cell that is run again, by accident or not, must not forget the points
 STEPS = {0: "No point", 0.5: "½ point", 1: "1 point"}
@@ -205,7 +206,7 @@ def _marked(card: Card, guess: str | None) -> str:
 
 def _check_text(name: str, of: str) -> None:
     if not isinstance(name, str):
-        raise ValueError(f"the name of {of} is {name!r}, but it must be a text. Write it in quotes.")
+        raise WrongValue(f"the name of {of} is {name!r}, but it must be a text. Write it in quotes.")
 
 
 def _cards(count: int) -> str:

@@ -205,8 +205,8 @@ def test_a_step_that_a_rank_did_not_make_is_empty_and_the_timeout_stands_where_i
 
 
 def test_of_groups_of_one_size_that_of_the_lowest_rank_is_a():
-    assert fault_board._groups(["x", "y", "y", "x"]) == [0, 1, 1, 0]
-    assert fault_board._groups(["x", "y", None, "y"]) == [1, 0, None, 0]
+    assert fault_board.groups(["x", "y", "y", "x"]) == [0, 1, 1, 0]
+    assert fault_board.groups(["x", "y", None, "y"]) == [1, 0, None, 0]
 
 
 def test_the_cells_of_a_long_run_have_no_letters():

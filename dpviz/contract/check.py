@@ -63,8 +63,8 @@ def _off_schedule(values: list, step: dict, contract: dict) -> list[int]:
 
 
 def _not_the_sum(values: list, step: dict, contract: dict) -> list[int]:
-    samples = step["values"].get("samples")
-    return compare.unequal(values) if samples is None else [r for r, n in enumerate(values) if n != sum(samples)]
+    due = _due("tokens", step, contract)
+    return compare.unequal(values) if due is None else [rank for rank, n in enumerate(values) if n != due]
 
 
 def _replica(what: str) -> _OfStep:
@@ -113,11 +113,11 @@ def made(contract: dict) -> dict[str, list[str]]:
     allowed["batch"] += ["global_batch"] * (None not in (batch["counted_samples"], batch["global_samples"]))
     allowed["communication"] += ["failure"] + ["sequences"] * (together and communication["sequences"] is not None)
     allowed["recoverability"] += ["checkpoint"] * (together and bool(contract["recoverability"]["checkpoints"]))
-    recorded = set().union(*(step["values"] for step in contract["consistency"]["steps"]))
+    steps = contract["consistency"]["steps"]
     for name, check in OF_STEP.items():
-        alone = name == "norm" or (name == "lr" and contract["update"]["schedule"] is not None)
-        alone |= name == "tokens" and "samples" in recorded
-        allowed[check.category] += [name] * (name in recorded and (together or alone))
+        of_steps = [step for step in steps if name in step["values"]]
+        alone = name == "norm" or any(_due(name, step, contract) is not None for step in of_steps)
+        allowed[check.category] += [name] * (bool(of_steps) and (together or alone))
     return allowed
 
 
@@ -190,20 +190,20 @@ def _of_steps(contract: dict) -> Iterator[Violation]:
                 said = (check.of_all if everybody and check.of_all else check.words).format(
                     theirs=_each([values[rank] for rank in off]),
                     others=_each([value for rank, value in enumerate(values) if rank not in off]),
-                    due=_due(name, step, contract),
+                    due=_each([_due(name, step, contract)]),
                 )
                 why = f"{_at(step['number'])}{'the ranks' if everybody else _ranks(off)} {said}"
                 yield Violation(category=check.category, check=name, step=step["number"], ranks=off, why=why)
 
 
-def _due(name: str, step: dict, contract: dict) -> str:
-    """Return what a rank should have recorded, where that is known without the others."""
+def _due(name: str, step: dict, contract: dict) -> float | int | None:
+    """Return what a rank should have recorded, None where that is not known without the others."""
     schedule = contract["update"]["schedule"]
     if name == "lr" and schedule:
-        return _each([schedule["lr"] * compare.cosine(step["number"] + 1, schedule["steps"])])
+        return schedule["lr"] * compare.cosine(step["number"] + 1, schedule["steps"])
     if name == "tokens" and "samples" in step["values"]:
-        return str(sum(step["values"]["samples"]))
-    return "another"
+        return sum(step["values"]["samples"])
+    return None
 
 
 def _at(step: int | None) -> str:

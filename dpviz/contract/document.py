@@ -27,16 +27,16 @@ OF_RANKS = {
     "communication": ("calls", "bytes_sent"),
     "recoverability": ("random_state",),
 }
-CATEGORIES = {
-    "topology": "who takes part, and how data parallelism lies in the mesh",
-    "data": "which samples each rank saw, of which version, under which mask",
-    "batch": "what one update consumes",
-    "loss": "what is summed, and what it is divided by",
-    "communication": "which collectives ran, in which group, with how many bytes",
-    "update": "clipping, optimizer, schedule, loss scale",
-    "consistency": "fingerprints of every rank, step by step",
-    "recoverability": "what a restart would begin from",
-}
+CATEGORIES = (
+    "topology",  # who takes part, and how data parallelism lies in the mesh
+    "data",  # which samples each rank saw, of which version, under which mask
+    "batch",  # what one update consumes
+    "loss",  # what is summed, and what it is divided by
+    "communication",  # which collectives ran, in which group, with how many bytes
+    "update",  # clipping, optimizer, schedule, loss scale
+    "consistency",  # fingerprints of every rank, step by step
+    "recoverability",  # what a restart would begin from
+)
 
 
 def make(run: Run, more: dict[str, dict[str, Any]] | None = None, *, failure: Any = None) -> dict[str, Any]:

@@ -21,8 +21,10 @@ class Row:
     violations: list[check.Violation]
 
     def verdict(self) -> str:
+        """Return the first violation in full and the names of the others, or the checks that found nothing."""
         if self.violations:
-            return f"✗ {self.violations[0]}"
+            first, *others = self.violations
+            return f"✗ {first}" + (f"; then {', '.join(one.check for one in others)}" if others else "")
         return f"✓ {', '.join(self.made)}" if self.made else "– nothing to check it by"
 
 

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 
 from dpviz.figures.style import INK, NO, RANK_COLOURS, REFERENCE, SMALL, axis, caption, layout, tint
 from dpviz.figures.verdict import Verdict, headed, titled
+from dpviz.wrong_value import WrongValue
 
 MEASURED, OTHER = "measured", "other"
 MOST_CASES = 8
@@ -47,16 +48,16 @@ class Evidence:
     def __post_init__(self) -> None:
         for name in ("measured", "other"):
             if not isinstance(given := getattr(self, name), dict):
-                raise ValueError(f"{name} is {given!r}, but it must be a dict with a number for each case.")
+                raise WrongValue(f"{name} is {given!r}, but it must be a dict with a number for each case.")
         if not 1 <= len(self.measured) <= MOST_CASES:
-            raise ValueError(
+            raise WrongValue(
                 f"{len(self.measured)} cases were given, but a card shows 1 to {MOST_CASES}. Leave some out."
             )
         if unknown := [case for case in self.other if case not in self.measured]:
-            raise ValueError(f"{unknown[0]!r} was not measured. Give `other` only for the cases of `measured`.")
+            raise WrongValue(f"{unknown[0]!r} was not measured. Give `other` only for the cases of `measured`.")
         for case, value in [*self.measured.items(), *self.other.items()]:
             if not (isinstance(value, Real) and math.isfinite(value) and value >= 0):
-                raise ValueError(f"{case!r} is {value!r}, but a bar needs a number, 0 or more.")
+                raise WrongValue(f"{case!r} is {value!r}, but a bar needs a number, 0 or more.")
 
     @classmethod
     def of(cls, runs: dict, value: Callable, **more) -> Evidence:

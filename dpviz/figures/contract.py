@@ -6,6 +6,7 @@ A run of any experiment has a contract; its first violation is the verdict.
 
 import plotly.graph_objects as go
 
+from dpviz.contract.check import check_contract
 from dpviz.contract.table import Row, rows
 from dpviz.figures.style import FONT, INK, LINE, NO, SOFT_INK, YES, layout, tint
 from dpviz.figures.verdict import Verdict, titled
@@ -47,7 +48,7 @@ def draw(figure: go.Figure, run) -> Verdict:
     """Change `figure` (of `make`) to show the contract of `run`, and say what it breaks first."""
     of_contract = rows(run)
     cells = figure.data[0].cells
-    checked = [_checked(row) for row in of_contract]
+    checked = [row.verdict() for row in of_contract]  # no line break by hand: plotly would not break the rest
     names = [row.category for row in of_contract]
     cells.values = [names, [row.recorded for row in of_contract], checked]
     cells.fill.color = [[BROKEN if row.violations else KEPT if row.made else OPEN for row in of_contract]] * 3
@@ -56,32 +57,23 @@ def draw(figure: go.Figure, run) -> Verdict:
     return _verdict(run, of_contract)
 
 
-def _checked(row: Row) -> str:
-    if not row.violations:
-        return f"✓ {', '.join(row.made)}" if row.made else "– nothing to check it by"
-    first, *others = row.violations  # no line break by hand: plotly would not break the rest
-    return f"✗ {first}" + (f"; then {', '.join(one.check for one in others)}" if others else "")
-
-
 def _verdict(run, of_contract: list[Row]) -> Verdict:
-    found = run.facts.get("violations")
-    if found is None:  # of an experiment whose facts are others
-        found = [vars(violation) for row in of_contract for violation in row.violations]
+    found = check_contract(run)
     checks = sum(len(row.made) for row in of_contract)
     if not found:
         html = f"<b>Kept:</b> {checks} checks find nothing, on {run.contract['topology']['world_size']} ranks."
         return Verdict(html=html, text=f"kept: {checks} checks", good=True)
     first, *others = found
-    ranks = first["ranks"]
+    ranks = first.ranks
     who = (
         "every rank"
         if len(ranks) == len(run.results) > 1
         else f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
     )
-    at = "" if first["step"] is None else f"step {first['step']}, "
+    at = "" if first.step is None else f"step {first.step}, "
     more = f"{len(others)} more check{'s' * (len(others) > 1)} see it" if others else "no other check sees it"
-    html = f"<b>Broken at {at}{who}:</b> {first['category']}, by the check <i>{first['check']}</i>; {more}."
-    return Verdict(html=html, text=f"broken: {at}{who}, by {first['check']}", good=False)
+    html = f"<b>Broken at {at}{who}:</b> {first.category}, by the check <i>{first.check}</i>; {more}."
+    return Verdict(html=html, text=f"broken: {at}{who}, by {first.check}", good=False)
 
 
 def show(run) -> go.Figure:

@@ -105,7 +105,7 @@ def draw(figure: go.Figure, run) -> Verdict:
     prints = [{record.step: record.values["parameters"] for record in records} for records in run.records]
     steps = 1 + max((step for of_rank in prints for step in of_rank), default=run.config["steps"] - 1)
     traces = {trace.name: trace for trace in figure.data}
-    columns = [_groups([of_rank.get(step) for of_rank in prints]) for step in range(steps)]
+    columns = [groups([of_rank.get(step) for of_rank in prints]) for step in range(steps)]
     board, checks = traces["board"], traces["checks"]
     board.x, board.y, checks.x, checks.y = (list(range(n)) for n in (steps, k, steps, len(CHECKS)))
     board.z = [[-1 if column[rank] is None else min(column[rank], 5) for column in columns] for rank in range(k)]
@@ -128,7 +128,7 @@ def draw(figure: go.Figure, run) -> Verdict:
     return _verdict(run, columns, when)
 
 
-def _groups(prints: list[str | None]) -> list[int | None]:
+def groups(prints: list) -> list[int | None]:
     """The number of each rank's group of equal fingerprints: 0 the largest one (of equals that of the lowest rank)."""
     counts = collections.Counter(one for one in prints if one is not None)
     order = [one for one, _ in counts.most_common()]  # insertion order breaks ties

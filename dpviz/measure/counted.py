@@ -1,9 +1,8 @@
 """Bytes counted at the collectives, where the kernel does not tell: payload times the factor of the algorithm.
 
 gloo's reduce-scatter is an all-reduce inside; nccl's is a true one, and its algorithms are taken to be rings.
-
-They are taken to be among all ranks, and a broadcast to come from rank 0: torch's recorder does not tell. Messages from
-rank to rank are not counted.
+Collectives are taken to be among all ranks, and a broadcast to come from rank 0: torch's recorder does not tell.
+Messages from rank to rank are not counted.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ _NEWUSER, _NEWNET = 0x10000000, 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(code: int) -> None:
+def check(code: int) -> None:
+    """Raise OSError, by errno, where a call of libc has failed."""
     if code:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -41,7 +42,7 @@ def _check(code: int) -> None:
 
 def hop(namespace: int) -> None:
     """Move this thread, and the threads that it starts from now on (gloo's), into a network namespace."""
-    _check(_libc.setns(namespace, _NEWNET))
+    check(_libc.setns(namespace, _NEWNET))
 
 
 def trial() -> dict:
@@ -89,9 +90,9 @@ def enter(*, also: int = 0) -> None:
     thread. Raises OSError where it is refused.
     """
     with contextlib.suppress(OSError):
-        return _check(_libc.unshare(_NEWNET | also))  # a user namespace would cost root the files of other users
+        return check(_libc.unshare(_NEWNET | also))  # a user namespace would cost root the files of other users
     user, group = os.getuid(), os.getgid()
-    _check(_libc.unshare(_NEWUSER | _NEWNET | also))
+    check(_libc.unshare(_NEWUSER | _NEWNET | also))
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
@@ -113,7 +114,7 @@ class Network:
     def grow(self, count: int) -> None:
         """Have at least `count` slots."""
         for slot in range(len(self.slots), count):
-            _check(_libc.unshare(_NEWNET))
+            check(_libc.unshare(_NEWNET))
             own = os.open("/proc/self/ns/net", os.O_RDONLY)
             hop(self.home)
             with IPRoute() as net:

@@ -11,10 +11,9 @@ import ipywidgets as w
 from dpviz.figures.verdict import Verdict
 from dpviz.widgets.controls import shown
 from dpviz.widgets.live_figure import LiveFigure, Presence
-from dpviz.widgets.looks import sheet, span
+from dpviz.widgets.looks import LONGEST_REPR, sheet, span
 from dpviz.widgets.prints import prints_of_this_thread
 
-LONGEST_REPR = 109  # ipywidgets cuts a longer one
 ROW = {"flex_flow": "row wrap", "align_items": "center"}
 
 

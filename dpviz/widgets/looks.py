@@ -1,9 +1,11 @@
-"""The style sheet of panels and predictions, and the spans that use its classes."""
+"""The style sheet of panels and predictions, the spans that use its classes, and how long a repr may be."""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
+
+LONGEST_REPR = 109  # ipywidgets cuts a longer one
 
 
 @functools.cache
