@@ -62,7 +62,7 @@ class Event:
 @dataclass(frozen=True)
 class Collective:
     """One collective a rank issued: `number` counts from 1 within its `group`; `shapes` and `dtypes` are those of its
-    input.
+    input; `ranks` are the group's, () where they are not known.
     """
 
     group: str
@@ -70,6 +70,7 @@ class Collective:
     name: str
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
+    ranks: tuple[int, ...] = ()
 
     @property
     def payload(self) -> int:
@@ -248,7 +249,7 @@ def _columns(record: Any) -> dict[str, Any]:
 
 def _collective(saved: dict[str, Any]) -> Collective:
     shapes, dtypes = tuple(tuple(shape) for shape in saved["shapes"]), tuple(saved["dtypes"])
-    return Collective(saved["group"], saved["number"], saved["name"], shapes, dtypes)
+    return Collective(saved["group"], saved["number"], saved["name"], shapes, dtypes, tuple(saved.get("ranks", ())))
 
 
 def _record(saved: Any) -> Any:

@@ -34,3 +34,31 @@ def test_each_group_has_its_own_bytes(wire, monkeypatch):
         assert nothing == ({"outer": 0, "inner": 0}, {"outer": 0, "inner": 0})
         assert first == ({"outer": 0, "inner": size(inner)}, {"outer": 0, "inner": 1})
         assert second == ({"outer": size(outer), "inner": 0}, {"outer": 1, "inner": 0})
+
+
+def test_a_collective_of_some_ranks_is_counted_among_them(monkeypatch):
+    """Also where its group has been destroyed, and where another launch's group had its name."""
+
+    def in_pairs(config):
+        import torch
+        import torch.distributed as dist
+
+        pairs = [dist.new_group(pair) for pair in ([0, 3], [1, 2])]
+        mine = pairs[dist.get_rank() in (1, 2)]
+        dist.all_reduce(torch.ones(6000), group=mine)
+        dist.broadcast(torch.ones(500), min(dist.get_process_group_ranks(mine)), group=mine)
+        dist.destroy_process_group(mine)
+
+    def in_threes(config):
+        import torch
+        import torch.distributed as dist
+
+        some = dist.new_group([0, 1, 3])
+        if dist.get_rank() != 2:
+            dist.all_reduce(torch.ones(6000), group=some)
+
+    monkeypatch.setenv("DPVIZ_WIRE", "counted")
+    pairs, threes = (launch(func, world_size=4).wire for func in (in_pairs, in_threes))
+    broadcast = traffic.broadcast_bytes(4 * 500, 2)
+    assert [wire.sent for wire in pairs] == [24_000 + broadcast[0]] * 2 + [24_000 + broadcast[1]] * 2
+    assert [wire.sent for wire in threes] == [32_000, 32_000, 0, 32_000]

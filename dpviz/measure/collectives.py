@@ -15,6 +15,8 @@ import torch.distributed as dist
 
 from dpviz.records import Collective
 
+_ranks_of: dict[str, tuple[int, ...]] = {}  # by the group's name, also of groups that were destroyed since
+
 
 class Recorder:
     """Reads the flight recorder, remembering how far it has read."""
@@ -64,7 +66,14 @@ def issued() -> int:
     return dist.distributed_c10d._get_default_group()._get_sequence_number_for_group() if dist.is_initialized() else 0
 
 
+def remember_groups() -> None:
+    """Note which ranks each group has; the recorder keeps its name alone, and torch forgets what is destroyed."""
+    for group, name in dist.distributed_c10d._world.pg_names.items():
+        _ranks_of[name] = tuple(dist.get_process_group_ranks(group))
+
+
 def _entries() -> list[dict]:
+    remember_groups()
     on_nccl = dist.is_initialized() and dist.get_backend() == "nccl"  # which has a recorder of its own
     recorder = torch._C._distributed_c10d
     dumped = recorder._dump_nccl_trace if on_nccl else recorder._dump_fr_trace
@@ -73,10 +82,12 @@ def _entries() -> list[dict]:
 
 
 def _collective(entry: dict) -> Collective:
+    group = entry["process_group"][0]
     return Collective(
-        group=entry["process_group"][0],
+        group=group,
         number=entry["collective_seq_id"],
         name=entry["profiling_name"].rpartition(":")[2],
         shapes=tuple(tuple(shape) for shape in entry["input_sizes"]),
         dtypes=tuple(entry["input_dtypes"]),
+        ranks=_ranks_of.get(group, ()),
     )

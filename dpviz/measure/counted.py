@@ -1,8 +1,8 @@
 """Bytes counted at the collectives, where the kernel does not tell: payload times the factor of the algorithm.
 
 gloo's reduce-scatter is an all-reduce inside; nccl's is a true one, and its algorithms are taken to be rings.
-Collectives are taken to be among all ranks, and a broadcast to come from rank 0: torch's recorder does not tell.
-Messages from rank to rank are not counted.
+A broadcast is taken to come from its group's first rank: torch's recorder does not tell. Messages from rank to rank are
+not counted.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ _SCATTERS = ("reduce_scatter", "_reduce_scatter_base")
 
 
 def wire(issued: list[Collective], rank: int, world_size: int, *, backend: str = "gloo") -> Wire:
-    """Return the bytes that these collectives make `rank` send; what it receives is taken to be as much."""
+    """Return the bytes that these collectives make `rank` send, each among the ranks of its group (all of them, where
+    they are not known); what it receives is taken to be as much.
+    """
     algorithm = "gloo" if backend == "gloo" else "ring"
     sent = 0
     for entry in issued:
+        group = entry.ranks or range(world_size)
         if entry.name in _SCATTERS:
-            sent += traffic.reduce_scatter_bytes(entry.payload, world_size, algorithm=algorithm)
+            sent += traffic.reduce_scatter_bytes(entry.payload, len(group), algorithm=algorithm)
         elif entry.name in _SENT:
-            sent += _SENT[entry.name](entry.payload, rank, world_size)
+            sent += _SENT[entry.name](entry.payload, group.index(rank), len(group))
     return Wire(sent=sent, received=sent)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from dpviz.measure import wire
+from dpviz.measure import collectives, wire
 
 MOST = 16  # groups; each has a connection to each of its ranks, and a process may open only so many
 _groups: deque[dist.ProcessGroup] = deque(maxlen=MOST)
@@ -26,6 +26,7 @@ _original = distributed_c10d.destroy_process_group
 @functools.wraps(_original)
 def _destroy(group=None):
     if group is not None and _counters is not None:
+        collectives.remember_groups()
         _counters.look()  # now: once it is the oldest of too many, whichever rank comes first closes it for the others
         _groups.append(group)
     return _original(group)

@@ -36,7 +36,8 @@ class GroupMeter:
             if entry.group in names:
                 issued[names[entry.group]].append(entry)
         if wire.how() == COUNTED:
-            return {name: _counted(self.groups[name], entries) for name, entries in issued.items()}, issued
+            rank, size = dist.get_rank(), dist.get_world_size()
+            return {name: counted.wire(entries, rank, size).sent for name, entries in issued.items()}, issued
         now, sent = wire.sent_by_connection(), dict.fromkeys(self.groups, 0)
         for ends, total in now.items():
             if ends in self.owner:
@@ -55,7 +56,3 @@ def _connections(group: dist.ProcessGroup) -> set[tuple[str, str]]:
     moved = {ends for ends, sent in wire.sent_by_connection().items() if sent != before.get(ends, 0)}
     assert len(moved) == k - 1, f"{len(moved)} connections moved in a group of {k} ranks"
     return moved
-
-
-def _counted(group: dist.ProcessGroup, issued: list[Collective]) -> int:
-    return counted.wire(issued, dist.get_rank(group), dist.get_world_size(group)).sent
