@@ -5,13 +5,14 @@ V := .venv
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test lessons lint bench
+.PHONY: help lab test lessons lint bench pictures
 
 help:
 	@echo "make lab       install into $(V), then open the lessons in JupyterLab (ARGS='--no-browser --port 8889')"
 	@echo "make test      the whole suite: tests/, then every lesson cell against its stored output (ARGS='-x')"
 	@echo "make lessons   run the lessons again and store their outputs (LESSONS='lessons/00_start_here.ipynb')"
 	@echo "make bench     time and memory against other ways to run ranks (installs accelerate and ipyparallel)"
+	@echo "make pictures  run the README's panels in a browser and photograph them again (ARGS=zero: that one)"
 	@echo "make lint      ruff check and ruff format --check"
 	@echo "options        PY=python3.12 (which Python)   CPU=1 (on Linux, the small CPU build of torch)"
 
@@ -39,6 +40,9 @@ lessons: $(V)/ready
 bench: $(V)/ready
 	@$(V)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(V)/bin/python benchmarks/run.py $(ARGS)
+
+pictures: $(V)/ready
+	$(V)/bin/python docs/pictures.py $(ARGS)
 
 lint: $(V)/ready
 	$(V)/bin/python -m ruff check .

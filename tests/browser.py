@@ -57,13 +57,14 @@ class Lab:
     token: str
 
     @contextlib.contextmanager
-    def open(self, name: str, *, width: int = 1400, height: int = 1000) -> Iterator[Notebook]:
-        """Open the notebook called `name` in a fresh browser."""
+    def open(self, name: str, *, width: int = 1400, height: int = 1000, scale: float = 1) -> Iterator[Notebook]:
+        """Open the notebook called `name` in a fresh browser, with `scale` dots a pixel."""
         from playwright.sync_api import sync_playwright
 
         with sync_playwright() as playwright:
             chromium = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=CHROMIUM_OPTIONS)
-            page = chromium.new_context(viewport={"width": width, "height": height}).new_page()
+            viewport = {"width": width, "height": height}
+            page = chromium.new_context(viewport=viewport, device_scale_factor=scale).new_page()
             page.goto(f"{self.url}/lab/tree/{name}?reset&token={self.token}")
             notebook = Notebook(page)
             notebook.wait_until_ready()

@@ -61,10 +61,11 @@ def test_bars_stack_what_the_fullest_rank_holds_kind_by_kind():
 def test_the_totals_are_told_also_at_the_size_of_the_scaled_model():
     _, figure, _ = drawn(zero_costs, all_stages(k=8, mixed_precision=True))
     for stage, scaled in enumerate((112, 38.5, 26.25, 14)):
-        assert f"{scaled} GB at 7B" in note(figure, f"total {stage}").text
+        assert f">{scaled} GB<" in note(figure, f"total {stage}").text
+    assert "grey: of a 7B model" in note(figure, "held").text
     _, figure, _ = drawn(zero_costs.Scaled(params=13e9, memory_gb=40), all_stages(k=8, mixed_precision=True))
-    assert "48.75 GB at 13B" in note(figure, "total 2").text
-    assert "a card of 40 GB, at 13B" in note(figure, "card").text
+    assert ">48.75 GB<" in note(figure, "total 2").text and "a card of 40 GB" in note(figure, "card").text
+    assert "grey: of a 13B model" in note(figure, "held").text
 
 
 def test_the_cards_line_stands_where_the_scaled_model_would_fill_it():
@@ -82,7 +83,7 @@ def test_traffic_is_told_in_units_of_dp_without_the_headers():
 
 def test_one_rank_sends_nothing():
     traces, figure, verdict = drawn(zero_costs, all_stages(k=1))
-    assert traces["sent"].y == (0,) * 4 and "no one to send to" in note(figure, "sent").text
+    assert traces["sent"].y == (0,) * 4 and "one rank has no one" in note(figure, "sent").text
     assert verdict.html == "<b>ZeRO-3: 100 % of DP's memory</b>; ZeRO-2: 100 %."
 
 

@@ -183,7 +183,7 @@ def test_the_cpu_build_of_torch_is_an_option(checkout):
 def test_make_alone_prints_what_it_can_do(checkout):
     status, printed = make(checkout)
     targets = set(re.findall(r"^make (\w+)", printed, re.MULTILINE))
-    assert status == 0 and targets == {"lab", "test", "lessons", "lint", "bench"}
+    assert status == 0 and targets == {"lab", "test", "lessons", "lint", "bench", "pictures"}
     phony = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     assert targets | {"help"} == set(phony.split())
 
@@ -205,8 +205,10 @@ def test_the_commands_of_the_readme_exist():
     )
     assert all(re.search(rf"\b{command}\b", listed.stdout) for command in commands)
     files = re.findall(r"`((?:[\w.-]+/)*[\w-]+\.(?:md|txt|yml|toml|ipynb|py|png))`|\]\(([^):]+)\)", README)
+    headings = re.findall(r"^#+ (.*)$", README, re.MULTILINE)
+    anchors = {"#" + re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
     for name in (one or two for one, two in files):
-        assert (ROOT / name).exists(), f"README.md names {name}"
+        assert name in anchors or (ROOT / name).exists(), f"README.md names {name}"
 
 
 def test_the_readmes_experiments_run_as_written():

@@ -22,6 +22,7 @@ from dpviz.figures.style import (
     power,
     soft,
     step_above,
+    text_trace,
     tint,
 )
 from dpviz.figures.verdict import Verdict, titled
@@ -33,7 +34,7 @@ TOPS = (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8)  # where axes may end: each has four 
 VEIL = "rgba(255, 255, 255, 0.8)"  # behind text that a line may cross
 WIDE = 0.86  # of a bar, in stages
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.1}  # of losses, from those of stage 0
-LEFT, RIGHT = [0, 0.54], [0.655, 1]
+LEFT, RIGHT = [0, 0.53], [0.64, 1]
 
 
 class Scaled:
@@ -43,8 +44,8 @@ class Scaled:
         self.params, self.memory_gb = params, memory_gb
 
     def make(self) -> go.Figure:
-        """The figure with every trace in it and nothing drawn: 430 px high."""
-        figure = layout(go.Figure(), height=430, margin={"l": 62, "r": 14, "t": 62, "b": 34}, barmode="stack")
+        """The figure with every trace in it and nothing drawn: 464 px high."""
+        figure = layout(go.Figure(), height=464, margin={"l": 62, "r": 14, "t": 80, "b": 50}, barmode="stack")
         for kind in STATE:
             for pale in (False, True):
                 figure.add_trace(bar(kind, pale=pale, width=WIDE))
@@ -54,11 +55,11 @@ class Scaled:
             line = {"color": REFERENCE, "width": 2, "dash": "dot"}
             more = {"mode": "lines", "hoverinfo": "skip", **where}
             figure.add_trace(go.Scatter(name=f"predicted{number}", x=[], y=[], line=line, **more))
-        font = {"size": SMALL, "color": []}
-        figure.add_trace(go.Scatter(name="kinds", x=[], y=[], mode="text", text=[], textfont=font, hoverinfo="skip"))
+        figure.add_trace(text_trace("kinds"))
         line = {"color": NO, "width": 2, "dash": "longdash"}
         figure.add_trace(go.Scatter(name="card", x=[-0.5, 3.5], y=[0, 0], mode="lines", line=line, hoverinfo="skip"))
-        stages = {"tickvals": list(memory.STAGES), "ticktext": list(NAMES), "range": [-0.5, 3.5], "showgrid": False}
+        stages = {"tickvals": list(memory.STAGES), "range": [-0.5, 3.5], "showgrid": False}
+        stages["ticktext"] = [name.replace("-", "<br>") for name in NAMES]  # narrow bars have narrow names
         stages["tickfont"] = {"size": 13, "color": INK}
         figure.update_layout(
             xaxis=axis(domain=LEFT, anchor="y", **stages),
@@ -108,7 +109,7 @@ class Scaled:
         totals = {s: states[s].total for s in memory.STAGES}
         notes = {note.name: note for note in figure.layout.annotations}
         for s, count in totals.items():
-            scaled = f"{size_text(factor * count, digits=4)} at {model_text(self.params)}"
+            scaled = size_text(factor * count, digits=4)
             notes[f"total {s}"].update(y=count, text=f"<b>{size_text(count)}</b><br>{soft(scaled)}")
         capacity = self.memory_gb * memory.GB / factor
         ticks, unit = bytes_axis(step_above(1.17 * max(*totals.values(), 0.9 * capacity), TOPS))
@@ -116,9 +117,10 @@ class Scaled:
         _draw_kinds(traces["kinds"], states[0], pale=0 not in runs, least=0.055 * ticks["range"][1])
         figure.layout.yaxis.update(**ticks)
         figure.layout.yaxis.title.text = f"{unit} a rank"
-        notes["card"].update(y=capacity, text=f"a card of {self.memory_gb:g} GB, at {model_text(self.params)}")
+        notes["card"].update(y=capacity, text=f"a card of {self.memory_gb:g} GB")
         what = f"{one.facts['parameters']:,} parameters of {each_of(one).total} bytes, k = {_ranks(one)}"
-        notes["held"].text = f"<b>Model state that a rank holds</b><br>{soft(f'{what}; {_key(runs)}')}"
+        key = f"{_key(runs)}; grey: of a {model_text(self.params)} model"
+        notes["held"].text = f"<b>Model state that a rank holds</b><br>{soft(what)}<br>{soft(key)}"
 
 
 def _total(number: str, stage: int) -> dict:
@@ -174,8 +176,8 @@ def _draw_sent(figure: go.Figure, runs: dict) -> None:
     figure.layout.yaxis2.update(**ticks)
     figure.layout.yaxis2.title.text = f"{unit} a rank and step"
     K = int(one.config["accumulation_steps"])
-    what = "lines: 1 and 1.5 × 2(k−1)/k·P" if base else "one rank has no one to send to"
-    notes["sent"].text = f"<b>Sent by a rank in a step</b>, K = {K}<br>{soft(what)}"
+    what = ("lines: 1 and 1.5 times", "2(k−1)/k·P") if base else ("one rank has no one", "to send to")
+    notes["sent"].text = f"<b>Sent in a step</b>, K = {K}<br>{soft(what[0])}<br>{soft(what[1])}"
 
 
 def _set_ticks(trace: go.Scatter, levels: dict) -> None:

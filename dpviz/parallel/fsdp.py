@@ -9,7 +9,8 @@ parameters whole; to *reshard* it is to free them again. What the optimizer upda
 
 Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel" (2023); dividing each parameter
 by rows is what FSDP2 (fully_shard) does. Every method is called by all ranks of the default process group, in the same
-order.
+order. None broadcasts: where ranks may start with different parameters, call
+`dpviz.parallel.ddp.broadcast_parameters(model)` first, or shards of different models are joined.
 """
 
 import time

@@ -10,7 +10,8 @@ A *unit* is what travels in one message: the parameters of a layer end to end, p
 owns the rank-th of its k equal parts, the *shard*.
 
 Source: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models" (2020). Every
-method is called by all ranks of the default process group, in the same order.
+method is called by all ranks of the default process group, in the same order. None broadcasts: where ranks may start
+apart, call `dpviz.parallel.ddp.broadcast_parameters(model)` first, or shards of different models are joined.
 """
 
 from collections.abc import Callable, Iterable
