@@ -14,8 +14,6 @@ from dpviz.questions.all_reduce import Config
 from dpviz.ranks.launch import launch
 from dpviz.records import Run
 
-pytestmark = pytest.mark.quiet
-
 LISTED = [
     ("gloo", "all_reduce"),
     ("gloo", "reduce_scatter"),

@@ -8,7 +8,6 @@ import pytest
 
 WHY_NOT = browser.missing()
 pytestmark = [
-    pytest.mark.quiet,
     pytest.mark.skipif(bool(WHY_NOT) and not os.environ.get("CI"), reason=f"no browser test: {WHY_NOT}"),
 ]
 

@@ -12,7 +12,6 @@ LESSON = Path(__file__).parents[1] / "lessons" / "01_gradient_equivalence.ipynb"
 
 WHY_NOT = browser.missing()
 pytestmark = [
-    pytest.mark.quiet,
     pytest.mark.skipif(bool(WHY_NOT) and not os.environ.get("CI"), reason=f"no browser test: {WHY_NOT}"),
 ]
 

@@ -13,8 +13,6 @@ from dpviz.ranks.errors import RankError
 from dpviz.ranks.launch import launch
 from dpviz.records import Run
 
-pytestmark = pytest.mark.quiet
-
 QUICK = {"layers": 8, "width": 64, "batch": 8}  # layers of 16 KiB
 MIBS = {"layers": 8, "width": 512, "batch": 8}  # layers of 1 MiB
 
@@ -138,6 +136,7 @@ def test_gradients_as_bucket_views_halve_what_is_held():
     assert [one["held_bytes"][0] // one["gradient_bytes"] for one in held] == [2, 1]
 
 
+@pytest.mark.quiet
 class TestTimes:
     def test_a_timeline_is_consistent(self):
         done = run(3, **QUICK, bucket_cap_mb=0.02)

@@ -5,8 +5,6 @@ import pytest
 from dpviz.questions.fsdp import Config
 from dpviz.ranks.launch import launch
 
-pytestmark = pytest.mark.quiet
-
 EXPERIMENT = "dpviz.experiments.fsdp:experiment"
 
 
@@ -103,6 +101,7 @@ def test_the_timeline_is_in_order(implementation):
         assert all(any(a - 1e-4 <= e["start_s"] and e["end_s"] <= b + 1e-4 for a, b in there) for e in used)
 
 
+@pytest.mark.quiet
 def test_prefetch_hides_gathers_by_hand_and_torch_waits_on_gloo():
     by_hand = facts(2, implementation="by_hand", prefetch=1, layers=8, width=128, micro_batch=64, steps=2)
     assert by_hand["hidden_fraction"] > 0.2

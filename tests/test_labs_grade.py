@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import tempfile
 import time
 from types import SimpleNamespace
 
@@ -12,8 +13,6 @@ import pytest
 
 from dpviz.__main__ import main
 from dpviz.labs import grade, marking, source
-
-pytestmark = pytest.mark.quiet
 
 TINY = """# %% tags=["exercise", "ex1"]
 def double(x):
@@ -379,7 +378,8 @@ def test_what_cannot_be_is_a_sentence(arguments, sentence, tmp_path, monkeypatch
     assert sentence in capsys.readouterr().err
 
 
-def test_nothing_is_left_running(tmp_path):
+def test_nothing_is_left_running(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = {one.pid for one in psutil.Process().children(recursive=True)}
     marked = marking.run(submission(solved={1}), limit_s=60)
     assert [cell for cell, outcome in marked.outcomes.items() if outcome.passed and "check" in cell] == [
@@ -387,7 +387,7 @@ def test_nothing_is_left_running(tmp_path):
     ]
     assert {one.pid for one in psutil.Process().children(recursive=True)} <= before
     everybody = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
-    assert not [line for line in everybody if "dpviz-lab-" in line]
+    assert not [line for line in everybody if f"{tmp_path}/dpviz-lab-" in line]
 
 
 def test_the_report_of_a_notebook_is_written_as_it_goes():
