@@ -1,31 +1,44 @@
 """Ways to run k ranks from Python, each as a script that a new interpreter runs.
 
-It prints a JSON object: `first_s`, from the interpreter's start to the first gradient; `warm_s`, a list for further
-ones; `bytes`, the memory of all processes (PSS) once they are warm. A way that starts processes anew has no other warm
-time.
+It prints a JSON object: `first_s`, from the interpreter's start to the first gradient; `warm_s`, a list, of further
+ones; `bytes`, the memory of all processes but the user's own interpreter (PSS), once they are warm; `norms`, what every
+rank found each time. A way that starts processes anew is never warm: there `warm_s` has every call, the first too.
 """
 
 HEAD = """
 import json, os, sys, tempfile, time
 began, k, more = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 sys.path.insert(0, sys.argv[4])
+norms = []
 
 
 def memory(processes):
     return sum(process.memory_full_info().pss for process in processes)
 
 
-def tell(**told):
-    print(json.dumps(told), flush=True)
-
-
-def timed(run):
-    warm = []
-    for _ in range(more):
+def tell(run, held, *, anew):
+    seconds, ends = [], []
+    for _ in range(1 + more):
         start = time.time()
         run()
-        warm.append(time.time() - start)
-    return warm
+        ends.append(time.time())
+        seconds.append(ends[-1] - start)
+    warm = seconds if anew else seconds[1:]
+    print(json.dumps({"first_s": ends[0] - began, "warm_s": warm, "bytes": held(), "norms": norms}))
+
+
+def note(directory, rank, norm):
+    # for ranks whose launcher brings nothing back
+    import psutil
+    with open(f"{directory}/{rank}", "w") as file:
+        json.dump([norm, memory([psutil.Process()])], file)
+
+
+def noted(directory):
+    # returns the memory of the ranks
+    found = [json.load(open(f"{directory}/{rank}")) for rank in range(k)]
+    norms.extend(norm for norm, _ in found)
+    return sum(held for _, held in found)
 """
 
 DPVIZ = """
@@ -35,70 +48,75 @@ jobs.warm()  # as importing dpviz does in a notebook
 import psutil
 from gradient import gradient
 
-if __name__ == "__main__":
-    run = lambda: dpviz.launch(gradient, world_size=k)
-    run()
-    first = time.time() - began
-    warm = timed(run)
+
+def run():
+    norms.extend(dpviz.launch(gradient, world_size=k).results)
+
+
+def held():
     server = psutil.Process(jobs._owner.pool.source.process.pid)
-    tell(first_s=first, warm_s=warm, bytes=memory([server, *server.children(recursive=True)]))
+    return memory([server, *server.children(recursive=True)])
+
+
+if __name__ == "__main__":
+    tell(run, held, anew=False)
 """
 
 SPAWN = """
-import psutil
 import torch.multiprocessing as mp
 from gradient import gradient, join
 
 
 def work(rank, directory):
     join(rank, k, directory + "/store")
-    gradient()
-    open(f"{directory}/{rank}", "w").write(str(psutil.Process().memory_full_info().pss))
+    note(directory, rank, gradient())
 
 
 def run():
+    global last
     with tempfile.TemporaryDirectory() as directory:
         mp.spawn(work, (directory,), nprocs=k)
-        return sum(int(open(f"{directory}/{rank}").read()) for rank in range(k))
+        last = noted(directory)
 
 
 if __name__ == "__main__":
-    held = run()
-    first = time.time() - began
-    tell(first_s=first, warm_s=timed(run), bytes=held)
+    tell(run, lambda: last, anew=True)
 """
 
 TORCHRUN = """
 import subprocess
 SCRIPT = '''
-import sys, psutil, torch, torch.distributed as dist
-sys.path.insert(0, sys.argv[1])
+import json, os, sys, psutil, torch, torch.distributed as dist
+directory, path = sys.argv[1:]
+sys.path.insert(0, path)
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 from gradient import gradient
-gradient()
-print("PSS", psutil.Process().memory_full_info().pss)
+norm, me = gradient(), psutil.Process()
+agent = me.parent().memory_full_info().pss if dist.get_rank() == 0 else 0
+with open(f"{directory}/{dist.get_rank()}", "w") as file:
+    json.dump([norm, me.memory_full_info().pss + agent], file)
 dist.destroy_process_group()
 '''
 
-if __name__ == "__main__":
-    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
-        file.write(SCRIPT)
 
-    def run():
+def run():
+    global last
+    with tempfile.TemporaryDirectory() as directory:
+        with open(directory + "/script.py", "w") as file:
+            file.write(SCRIPT)
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={k}"]
-        done = subprocess.run([*words, file.name, sys.argv[4]], check=True, capture_output=True, text=True)
-        return sum(int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("PSS"))
+        subprocess.run([*words, file.name, directory, sys.argv[4]], check=True, stdout=subprocess.DEVNULL)
+        last = noted(directory)
 
-    held = run()
-    first = time.time() - began
-    tell(first_s=first, warm_s=timed(run), bytes=held)
-    os.unlink(file.name)
+
+if __name__ == "__main__":
+    tell(run, lambda: last, anew=True)
 """
 
+# Both fork the user's interpreter. notebook_launcher is made for GPUs: a rank that does not ask for cpu=True is alone.
 ACCELERATE = """
-import psutil
-from accelerate import debug_launcher
+from accelerate import {0}
 from gradient import gradient
 
 
@@ -108,26 +126,23 @@ def work(directory):
 
     torch.set_num_threads(1)
     state = accelerate.PartialState(cpu=True)
-    gradient()
-    open(f"{directory}/{state.process_index}", "w").write(str(psutil.Process().memory_full_info().pss))
+    note(directory, state.process_index, gradient())
 
 
 def run():
+    global last
     with tempfile.TemporaryDirectory() as directory:
-        debug_launcher(work, (directory,), num_processes=k)  # notebook_launcher's counterpart for CPUs
-        return sum(int(open(f"{directory}/{rank}").read()) for rank in range(k))
+        {0}(work, (directory,), num_processes=k)
+        last = noted(directory)
 
 
 if __name__ == "__main__":
-    held = run()
-    first = time.time() - began
-    tell(first_s=first, warm_s=timed(run), bytes=held)
+    tell(run, lambda: last, anew=True)
 """
 
 IPYPARALLEL = """
 import ipyparallel
 import psutil
-from gradient import gradient, join
 
 
 def prepare(path, store, rank, size):
@@ -145,7 +160,7 @@ def work():
     return gradient()
 
 
-def held():
+def own():
     import psutil
 
     return psutil.Process().memory_full_info().pss
@@ -155,20 +170,26 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory, ipyparallel.Cluster(n=k, log_level=40) as ranks:
         waiting = [ranks[r].apply_async(prepare, sys.argv[4], directory + "/store", r, k) for r in range(k)]
         [one.get() for one in waiting]
-        run = lambda: ranks[:].apply_sync(work)
-        run()
-        first = time.time() - began
-        warm = timed(run)
-        everybody = sum(ranks[:].apply_sync(held))
-        controller = [p for p in psutil.Process().children(recursive=True) if "controller" in " ".join(p.cmdline())]
-        tell(first_s=first, warm_s=warm, bytes=everybody + memory(controller))
+
+        def held():
+            children = psutil.Process().children(recursive=True)
+            controller = [one for one in children if "controller" in " ".join(one.cmdline())]
+            return sum(ranks[:].apply_sync(own)) + memory(controller)
+
+        tell(lambda: norms.extend(ranks[:].apply_sync(work)), held, anew=False)
 """
 
 # name: (script, further runs in one interpreter)
 WAYS = {
     "dpviz": (DPVIZ, 20),
-    "torch.multiprocessing.spawn": (SPAWN, 1),
-    "torchrun": (TORCHRUN, 1),
-    "accelerate debug_launcher": (ACCELERATE, 1),
+    "torch.multiprocessing.spawn": (SPAWN, 0),
+    "torchrun": (TORCHRUN, 0),
+    "accelerate notebook_launcher": (ACCELERATE.format("notebook_launcher"), 0),
+    "accelerate debug_launcher": (ACCELERATE.format("debug_launcher"), 0),
     "ipyparallel": (IPYPARALLEL, 20),
+}
+NEEDS = {
+    "accelerate notebook_launcher": "accelerate",
+    "accelerate debug_launcher": "accelerate",
+    "ipyparallel": "ipyparallel",
 }

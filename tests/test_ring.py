@@ -87,6 +87,16 @@ def test_what_travels_can_be_watched():
     assert launch(watch, world_size=2).results == [[[2.0, 3.0], [10.0, 12.0]], [[10.0, 11.0], [14.0, 16.0]]]
 
 
+def test_the_receive_is_begun_before_the_send(monkeypatch):
+    """Else two ranks take turns on their one connection: measured, on a link of 1 Gb/s, twice the time."""
+    begun = []
+    fakes = {"get_rank": lambda: 0, "get_world_size": lambda: 2, "P2POp": lambda call, *_: call}
+    for name, fake in {**fakes, "batch_isend_irecv": lambda calls: begun.extend(calls) or []}.items():
+        monkeypatch.setattr(dist, name, fake)
+    ring.exchange(torch.ones(1), torch.ones(1))
+    assert begun == [dist.irecv, dist.isend]
+
+
 def test_the_file_can_be_copied_out_and_each_function_shown():
     tree = ast.parse(inspect.getsource(ring))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]

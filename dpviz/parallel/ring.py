@@ -16,9 +16,13 @@ import torch.distributed as dist
 
 
 def exchange(outgoing, incoming):
-    """Send to the next rank while receiving from the one before. Built in lesson 04."""
+    """Send to the next rank while receiving from the one before. Built in lesson 04.
+
+    The receive is begun first: of two ranks, who share one connection, the one that says too late that it is ready says
+    so behind its own message, and the two take turns.
+    """
     rank, k = dist.get_rank(), dist.get_world_size()
-    messages = [(dist.isend, outgoing, (rank + 1) % k), (dist.irecv, incoming, (rank - 1) % k)]
+    messages = [(dist.irecv, incoming, (rank - 1) % k), (dist.isend, outgoing, (rank + 1) % k)]
     for request in dist.batch_isend_irecv([dist.P2POp(*message) for message in messages]):
         request.wait()
 

@@ -157,7 +157,7 @@ def exchange(outgoing, incoming):
     """Send `outgoing` to the next rank while `incoming` is filled by the rank before."""
     ### BEGIN SOLUTION
     rank, k = dist.get_rank(), dist.get_world_size()
-    handles = [dist.isend(outgoing, (rank + 1) % k), dist.irecv(incoming, (rank - 1) % k)]
+    handles = [dist.irecv(incoming, (rank - 1) % k), dist.isend(outgoing, (rank + 1) % k)]
     for handle in handles:
         handle.wait()
     ### END SOLUTION
