@@ -1,5 +1,6 @@
 """launch: what travels, what comes back, and what is put back."""
 
+import importlib.metadata
 import os
 import random
 import socket
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import dpviz
-from dpviz.ranks import jobs
+from dpviz.ranks import jobs, travel
 from dpviz.ranks.launch import launch, start
 
 
@@ -29,6 +30,15 @@ def test_results_come_in_the_order_of_ranks():
     assert run.results == [(rank, 4, "gloo") for rank in range(4)]
     assert run.environment.launcher == "pool"
     assert run.experiment == "rank_and_size"
+
+
+def test_a_warm_launch_asks_no_more_what_cannot_change(monkeypatch):
+    launch(rank_and_size, world_size=2)
+    before = travel.is_users.cache_info()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: pytest.fail(f"the version of {name} is read again"))
+    launch(rank_and_size, world_size=2)
+    after = travel.is_users.cache_info()
+    assert after.misses == before.misses and after.hits > before.hits
 
 
 def test_records_stream_while_the_launch_runs():

@@ -137,7 +137,9 @@ def _guilty(accounts: list[Account], silent_s: float | None) -> tuple[list[int],
         return [rank for rank, account in enumerate(accounts) if test(account)]
 
     if ended := where(lambda a: a.ended):
-        return ended, f"the process of {ranks(ended)} {accounts[ended[0]].how_it_ended()}"
+        killed = accounts[ended[0]].code == -signal.SIGKILL  # Linux tells the process itself no reason
+        hint = ", as the system does when memory runs out" if killed else ""
+        return ended, f"the process of {ranks(ended)} {accounts[ended[0]].how_it_ended()}{hint}"
     if raised := where(lambda a: a.raised):
         return raised, f"{ranks(raised)} raised {accounts[raised[0]].kind}: {accounts[raised[0]].message}"
     if asleep := where(lambda a: a.asleep):

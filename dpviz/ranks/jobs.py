@@ -58,6 +58,13 @@ class Job:
 
     def stop(self) -> None:
         """End this job and its ranks, and return when that is done; nothing happens where it has ended already."""
+        # On a thread of its own, since Ctrl-C is often pressed twice, and the second must not cut this short
+        ending = threading.Thread(target=self.stop_here, name="dpviz-stop", daemon=True)
+        ending.start()
+        ending.join()
+
+    def stop_here(self) -> None:
+        """Stop it on this thread: a Python that is ending starts no other."""
         with self._beginning:
             if not self._begun:
                 self._end(error=Stopped("the launch was stopped before it began"))
@@ -141,15 +148,15 @@ class Owner:
                 task.run(self.pool)
                 self.job = None
             else:
-                task(self.pool)
+                with contextlib.suppress(Exception):  # this thread must live; the launch that comes next says why
+                    task(self.pool)
 
 
 _owner = Owner()
 
 
-def submit(job: Job) -> Job:
+def submit(job: Job) -> None:
     _owner.submit(job)
-    return job
 
 
 def warm() -> None:
@@ -163,7 +170,7 @@ def close() -> None:
     if _owner.thread is None:
         return
     if job := _owner.job:
-        job.stop()
+        job.stop_here()
     closed = threading.Event()
     _owner.submit(lambda pool: (pool.close(), closed.set()))
     closed.wait(STOP_S * 50)  # at worst the server sees our end, and ends by itself

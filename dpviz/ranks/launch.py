@@ -7,6 +7,7 @@ experiment runs here, so that a debugger works; otherwise the warm pool of local
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import os
 import platform
@@ -90,9 +91,11 @@ def launch(
         timeout=timeout,
         on_record=lambda *event: happened.put((on_record, event)),
         on_print=lambda *event: happened.put((on_print, event)),
+        submit=False,
     )
-    job.add_done_callback(lambda _: happened.put(None))
-    try:
+    try:  # from before it is submitted: an interrupt must not leave a job that nobody waits for
+        jobs.submit(job)
+        job.add_done_callback(lambda _: happened.put(None))
         while (event := happened.get()) is not None:
             event[0](*event[1])
     except BaseException:
@@ -110,9 +113,10 @@ def start(
     timeout: float = 60,
     on_record: Callable[[int, Any], None] | None = None,
     on_print: Callable[[int, str], None] | None = None,
+    submit: bool = True,
 ) -> jobs.Job:
     """Like `launch`, but on the pool also for one rank, and return a Job at once; callbacks come from the pool's
-    thread.
+    thread. With submit=False nothing begins before jobs.submit(job).
     """
     name, world_size = _checked(experiment, config, world_size, timeout)
     if isinstance(link, Link):
@@ -166,7 +170,9 @@ def start(
         on_record=keep,
         on_print=note,
     )
-    return jobs.submit(job)
+    if submit:
+        jobs.submit(job)
+    return job
 
 
 def _checked(experiment: Any, config: Any, world_size: Any, timeout: Any) -> tuple[str, int]:
@@ -263,7 +269,7 @@ def _environment(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         link=_in_words(launcher, links, no_link, backend),
         wire=how,
-        torch=importlib.metadata.version("torch"),
+        torch=_version("torch"),
         python=platform.python_version(),
         platform=platform.platform(terse=True),
         link_gbps=links[0].gbps if len(links) == 1 else None,
@@ -271,6 +277,9 @@ def _environment(
         device=device,
         hosts=hosts,
     )
+
+
+_version = functools.cache(importlib.metadata.version)  # which reads and parses a file, every time
 
 
 def _in_words(launcher: str, links: Sequence[Link], no_link: bool, backend: str) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpviz.measure import counted
-from dpviz.ranks import blame
+from dpviz.ranks import blame, travel
+from dpviz.ranks.errors import RankError
 from dpviz.records import Collective, Wire
 
 GRACE_S = 0.15  # after the first bad news, for that of the others
@@ -25,9 +26,7 @@ class Outcome:
 
 
 class Ongoing:
-    """Takes in the messages of ranks 0 to world_size - 1; `take` is given one by its kind (see rank.py for what each
-    holds).
-    """
+    """Takes in the messages of ranks 0 to world_size - 1, pickled as they come; see rank.py for what each holds."""
 
     def __init__(self, world_size: int, on_record: Callable[[int, Any], None], on_print: Callable[[int, str], None]):
         self.world_size, self.on_record, self.on_print = world_size, on_record, on_print
@@ -43,8 +42,13 @@ class Ongoing:
         self._unfinished = [b""] * world_size
         self._lines = [0] * world_size
 
-    def take(self, rank: int, kind: str, *content: Any) -> None:
+    def take(self, rank: int, data: bytes) -> None:
         self.heard = time.monotonic()
+        try:
+            kind, *content = travel.loads(data)
+        except Exception as error:  # reading runs the code of whatever was sent, which may raise anything
+            said = f"what rank {rank} sent back cannot be read here: {type(error).__name__}: {travel.words(error)}"
+            raise RankError(f"{said}. Give numbers, strings, lists, dicts, arrays or tensors.", ranks=[rank]) from None
         getattr(self, f"_{kind}")(rank, *content)
 
     def printed(self, rank: int, data: bytes) -> None:

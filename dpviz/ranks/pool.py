@@ -91,6 +91,8 @@ class RankPool:
             handle.control.close()  # a rank whose pid is not known yet ends by this
             os.close(handle.output)
         self.handles, self.group = [], None
+        if self.source is not None:
+            sources.forget_meetings(self.source.directory)
 
     def close(self) -> None:
         """End every rank and the server."""
@@ -259,7 +261,7 @@ class RankPool:
     def _hear_rank(self, handle: sources.Handle) -> None:
         rank = self.handles.index(handle)
         try:
-            kind, *content = travel.loads(handle.control.recv_bytes())
+            data = handle.control.recv_bytes()
         except (EOFError, OSError):
             self._forget(handle.control)
             self._hear_output(handle)
@@ -267,7 +269,7 @@ class RankPool:
                 self.launch.ended(rank)
             return
         self._hear_output(handle)  # what it printed before it sent this comes first
-        self.launch.take(rank, kind, *content)
+        self.launch.take(rank, data)
 
     def _hear_output(self, handle: sources.Handle) -> None:
         rank = self.handles.index(handle)

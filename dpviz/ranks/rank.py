@@ -12,6 +12,7 @@ Messages are pickled tuples over the control socket:
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import inspect
 import os
@@ -61,6 +62,7 @@ class Rank:
         self.recorder = collectives.Recorder()
         self.environment, self.filters = dict(os.environ), list(warnings.filters)
         self.parent = os.getppid()
+        self.store = ""  # the file at which it met the others last
         threading.Thread(target=self.listen, daemon=True).start()
 
     def send(self, *message) -> None:
@@ -73,6 +75,8 @@ class Rank:
             try:
                 message = travel.loads(self.connection.recv_bytes())
             except (EOFError, OSError):  # the launcher let go of this rank
+                with contextlib.suppress(OSError):  # forked too late to be killed with the others, it may have made one
+                    os.unlink(self.store)
                 if os.getppid() != self.parent and tempfile.tempdir:  # or is gone, and no rank server either
                     shutil.rmtree(tempfile.tempdir, ignore_errors=True)
                 os._exit(0)
@@ -91,15 +95,25 @@ class Rank:
             except BaseException as error:  # SystemExit and KeyboardInterrupt too: a missing result must be an error
                 _flush()
                 frames = travel.frames_of(error)
-                self.send("error", type(error).__name__, str(error), frames, where(self.recorder, frames))
+                self.send("error", type(error).__name__, travel.words(error), frames, where(self.recorder, frames))
 
     def join(self, rank: int, world_size: int, store: str, timeout: float, on_link: bool) -> None:
+        self.store = store
         tempfile.tempdir = os.path.dirname(store)  # what is left there goes when the server does
         destroyed.let_go()
         if dist.is_initialized():
             dist.destroy_process_group()
         self.move(on_link)
-        join_group(rank, world_size, store, timeout)
+        try:
+            join_group(rank, world_size, store, timeout)
+        except dist.DistStoreError as error:
+            if "No space left" not in str(error):
+                raise
+            folder = os.path.dirname(tempfile.tempdir)
+            raise OSError(
+                f"there is no room in {folder}, where the ranks meet at a file. "
+                "Make some, or let the environment variable TMPDIR name a folder that has it"
+            ) from None
         self.recorder.begin_group()
         self.send("joined")
 

@@ -29,6 +29,7 @@ import socket
 from dpviz.ranks import link, sources
 
 PR_SET_PDEATHSIG = 1
+FIRST_TO_GO = "500"  # when memory runs out Linux ends a rank, which the launch tells, and not the notebook's kernel
 PRELOAD = (
     "torch",
     "torch._dynamo",
@@ -140,6 +141,8 @@ class Server:
             if os.getppid() != server:
                 os._exit(1)
             os.setpgid(0, 0)  # so that what it starts can be ended along with it
+            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+                score.write(FIRST_TO_GO)
             self.ready.close()
             self.launcher.close()
             for pidfd in self.ranks.values():
@@ -151,6 +154,7 @@ class Server:
             os._exit(1)
 
     def reap(self, pid: int, pidfd: int) -> None:
+        sources.end(pid)  # what it had started, too: a rank that sees the launcher's end before us ends by itself
         self.ready.unregister(pidfd)
         os.close(pidfd)
         del self.ranks[pid]

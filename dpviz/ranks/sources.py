@@ -61,6 +61,30 @@ def end(pid: int) -> None:
             return
 
 
+def _folder() -> str:
+    """Return a new folder where ranks meet and leave their temporary files; the rank server removes it."""
+    try:
+        return tempfile.mkdtemp(prefix="dpviz-")
+    except OSError as error:
+        raise RankError(
+            f"there is no room for the ranks' temporary files: {error.strerror}. "
+            "Make some, or let the environment variable TMPDIR name a folder that has it"
+        ) from None
+
+
+def _caches(folder: str) -> dict[str, str]:
+    """torch makes a folder for what it compiles when it is imported, and would leave it."""
+    return {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.path.join(folder, "compiled"))}
+
+
+def forget_meetings(folder: str) -> None:
+    """Remove the files at which ranks have met: those that were killed leave theirs."""
+    with contextlib.suppress(OSError):  # the server has ended, and has removed them all
+        for name in os.listdir(folder):
+            if name.isdigit():
+                os.unlink(os.path.join(folder, name))
+
+
 def _conditions() -> tuple:
     """Return what ranks take over from here when they start: how to start and to count, whether to have links, and
     dpviz's own files.
@@ -68,16 +92,23 @@ def _conditions() -> tuple:
     return start_method(), wire.how(), os.environ.get("DPVIZ_LINK"), travel.source_times()
 
 
-def python(code: str, *arguments: object, descriptors: list[int], **options) -> subprocess.Popen:
+def python(
+    code: str, *arguments: object, descriptors: list[int], environment: dict[str, str] | None = None, **options
+) -> subprocess.Popen:
     """Start this Python with `code`, dpviz importable, one thread a library, in a session of its own (an interrupt
-    must not reach it).
+    must not reach it). `environment` is added to that of this process.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {_ROOT!r}); {code}", *map(str, arguments)],
         pass_fds=descriptors,
         start_new_session=True,
         stdin=subprocess.DEVNULL,
-        env={**os.environ, **ONE_THREAD, "TORCH_FR_BUFFER_SIZE": str(wire.recorder_entries())},
+        env={
+            **os.environ,
+            **ONE_THREAD,
+            "TORCH_FR_BUFFER_SIZE": str(wire.recorder_entries()),
+            **(environment or {}),
+        },
         **options,
     )
 
@@ -86,19 +117,27 @@ class RankServer:
     """Forks ranks through `dpviz.ranks.server`."""
 
     def __init__(self) -> None:
-        self.directory = tempfile.mkdtemp(prefix="dpviz-")  # the server removes it
         self.conditions = _conditions()
+        self.directory = _folder()
+        self.log = os.fdopen(os.memfd_create("dpviz-log"), "w+b")  # in memory: a full disk can be told as well
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.log = tempfile.TemporaryFile()
-        self.process = python(
-            "from dpviz.ranks import server; server.main(int(sys.argv[1]), sys.argv[2])",
-            theirs.fileno(),
-            self.directory,
-            descriptors=[theirs.fileno()],
-            stdout=self.log,
-            stderr=self.log,
-        )
-        theirs.close()
+        try:
+            self.process = python(
+                "from dpviz.ranks import server; server.main(int(sys.argv[1]), sys.argv[2])",
+                theirs.fileno(),
+                self.directory,
+                descriptors=[theirs.fileno()],
+                environment=_caches(self.directory),
+                stdout=self.log,
+                stderr=self.log,
+            )
+        except OSError as error:
+            shutil.rmtree(self.directory)
+            self.socket.close()
+            self.log.close()
+            raise RankError(f"the rank server could not be started: {error.strerror}") from None
+        finally:
+            theirs.close()
         self.selectable = self.socket
 
     def start(self, slot: int, control: int, output: int) -> None:
@@ -153,8 +192,8 @@ class Spawned:
     selectable = None
 
     def __init__(self) -> None:
-        self.directory = tempfile.mkdtemp(prefix="dpviz-")
         self.conditions = _conditions()
+        self.directory = _folder()
         self.processes: list[subprocess.Popen] = []
         self.unsaid: list[dict] = []
 
@@ -164,6 +203,7 @@ class Spawned:
             control,
             output,
             descriptors=[control, output],
+            environment=_caches(self.directory),
             stdout=subprocess.DEVNULL,
             stderr=output,
         )

@@ -7,6 +7,7 @@ the line.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import linecache
@@ -57,6 +58,14 @@ def pack(experiment: Any, config: Any) -> bytes:
         ) from error
 
 
+def words(error: BaseException) -> str:
+    """Return what an exception says; its __str__ is the user's, and may fail too."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"(its message cannot be told: {type(another).__name__})"
+
+
 def resolve(experiment: Any) -> Any:
     """Return the function; a string 'package.module:function' is imported (so that a launcher need not import it
     itself).
@@ -75,6 +84,7 @@ def name_of(experiment: Any) -> str:
     )
 
 
+@functools.cache  # asked of every imported module at every launch
 def is_users(file: str) -> bool:
     """Whether a frame of this file is the user's (a cell, a script, an experiment), not a library's or the
     launcher's.
