@@ -25,6 +25,15 @@ def at_begin(rounds):
     }
 
 
+def line(conditions):
+    """Return the conditions as a sentence above the tables."""
+    c = conditions
+    where = f"{c['cores']} cores ({c['cpu']}), Python {c['python']}, torch {c['torch']}"
+    rounds = f"{c['rounds']} round{'s' * (c['rounds'] != 1)}"
+    busy = "; the machine was busy: use the ratios" if c["busy"] else ""
+    return f"{c['date'][:10]}, {where}, {rounds}{busy}."
+
+
 def _cpu():
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -46,7 +46,7 @@ def main() -> int:
         try:
             part = importlib.import_module(PARTS[name])
             numbers[name] = part.measure(options.rounds, report)
-            tables.append(f"### {name}\n\n{part.table(numbers[name])}\n")
+            tables.append(f"## {name}\n\n{part.table(numbers[name])}\n")
             print(tables[-1], flush=True)
         except Exception as error:  # the other parts are not lost
             traceback.print_exc()
@@ -56,7 +56,8 @@ def main() -> int:
     if options.out:
         options.out.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
-        options.markdown.write_text("\n".join(tables), encoding="utf-8")
+        head = f"# Benchmarks\n\n`make bench`, {conditions.line(numbers['conditions'])}\n"
+        options.markdown.write_text("\n".join([head, *tables]), encoding="utf-8")
     return 0
 
 
