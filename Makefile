@@ -31,7 +31,7 @@ lab: $(V)/ready
 	@$(V)/bin/python -m dpviz start $(ARGS)
 
 test: $(V)/ready
-	$(V)/bin/python -m pytest tests lessons --nbval --nbval-current-env -n 2 --dist loadfile -m "not quiet" $(ARGS)
+	$(V)/bin/python -m pytest tests lessons --nbval --nbval-current-env -n 3 --dist loadfile -m "not quiet" $(ARGS)
 	$(V)/bin/python -m pytest tests lessons --nbval --nbval-current-env -m quiet $(ARGS)
 
 lessons: $(V)/ready

@@ -10,6 +10,7 @@ Chromium is the system's (nothing is downloaded); playwright comes from the pack
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -41,6 +42,7 @@ CHROMIUM_OPTIONS = [
 DARK, LIGHT = "JupyterLab Dark", "JupyterLab Light"
 
 
+@functools.cache
 def missing() -> str:
     """Why there can be no browser test here, or "" where there can."""
     if not CHROMIUM:
@@ -48,6 +50,10 @@ def missing() -> str:
     for needed in ("jupyterlab", "playwright"):
         if importlib.util.find_spec(needed) is None:
             return f"{needed} is not installed; pip install '.[lab,test]'"
+    driver = subprocess.run([sys.executable, "-m", "playwright", "--version"], capture_output=True, text=True)
+    if driver.returncode:  # it brings a Node.js that needs a library which Debian has only with a compiler
+        said = driver.stderr.strip().rpartition("\n")[2]
+        return f"playwright does not start ({said}); where libatomic is missing, apt-get install libatomic1"
     return ""
 
 

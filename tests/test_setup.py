@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import browser
 import pytest
 import yaml
 
@@ -231,3 +232,12 @@ def test_ci_runs_the_readmes_test_command():
     script = ROOT / ".ci" / "run"
     assert script.read_text().splitlines()[-1] == "make test" and os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", script], timeout=10).returncode == 0
+
+
+def test_a_playwright_that_does_not_start_is_a_sentence(monkeypatch):
+    """Its Node.js needs a library that a bare Debian lacks."""
+    said = "node: error while loading shared libraries: libatomic.so.1: cannot open shared object file"
+    done = subprocess.CompletedProcess([], 127, "", f"a warning\n{said}\n")
+    monkeypatch.setattr(browser, "CHROMIUM", "/usr/bin/chromium")
+    monkeypatch.setattr(browser.subprocess, "run", lambda *words, **options: done)
+    assert said in browser.missing.__wrapped__() and "apt-get install libatomic1" in browser.missing.__wrapped__()
