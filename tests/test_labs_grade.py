@@ -67,6 +67,12 @@ def tiny(tmp_path_factory, monkeypatch):
     LAB = source.read(path)
 
 
+@pytest.fixture
+def short_cells(monkeypatch):
+    """A cell may take a twelfth of the time, so that an endless one is soon waited for."""
+    monkeypatch.setattr(marking, "CELL_SHARE", 12)
+
+
 def submission(solved=None, **changed):
     """The student's notebook with these exercises solved, and the sources of others changed: ex3="..."."""
     notebook = LAB.notebook(solved=set(LAB.exercises()) if solved is None else set(solved), hidden=False)
@@ -113,7 +119,7 @@ def test_one_without_ids_is_recognised_by_its_name_and_its_tags(tmp_path):
     assert {one.student for one in grades} == {"anna"}
 
 
-def test_what_never_ends_kills_its_kernel_or_floods_costs_its_own_points_alone(tmp_path):
+def test_what_never_ends_kills_its_kernel_or_floods_costs_its_own_points_alone(tmp_path, short_cells):
     """In one notebook: the exercise is left out, and the rest runs again."""
     notebook = submission(
         ex1="def double(x):\n    while True:\n        pass",
@@ -125,7 +131,7 @@ def test_what_never_ends_kills_its_kernel_or_floods_costs_its_own_points_alone(t
     assert (why[1], why[2]) == ("took too long", "its kernel ended")
 
 
-def test_an_endless_exercise_with_two_checks_takes_the_time_of_one(tmp_path):
+def test_an_endless_exercise_with_two_checks_takes_the_time_of_one(tmp_path, short_cells):
     marked = marking.run(submission_with_all_checks(ex1="def double(x):\n    while True:\n        pass"), limit_s=20)
     assert (marked.stopped, marked.why) == ("lab01-ex1-check-1", "took too long")
     assert "lab01-ex1-check-2" not in marked.outcomes
@@ -144,7 +150,7 @@ def test_one_that_fills_the_memory_is_stopped(tmp_path, monkeypatch):
     assert time.monotonic() - began < 60
 
 
-def test_two_that_never_end_leave_the_third_its_points_though_one_of_them_catches_the_interrupt(tmp_path):
+def test_two_that_never_end_leave_the_third_its_points_though_one_of_them_catches_the_interrupt(tmp_path, short_cells):
     notebook = submission(ex1=STUBBORN, ex2="def triple(x):\n    while True:\n        pass")
     grades, _ = graded(notebook, tmp_path, limit_s=30)
     assert points(grades) == everything_but(1, 2)

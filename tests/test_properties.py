@@ -27,7 +27,7 @@ from dpviz.ranks.launch import launch
 from dpviz.records import MEASURED
 from dpviz.theory import traffic
 
-EXAMPLES = 6 if "CI" in os.environ else 2
+EXAMPLES = 6 if "CI" in os.environ else 1
 CASES = 14  # in an example: more of them cost less than more launches
 REPEATABLE = settings(
     max_examples=EXAMPLES,
