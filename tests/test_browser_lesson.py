@@ -10,10 +10,7 @@ import pytest
 
 LESSON = Path(__file__).parents[1] / "lessons" / "01_gradient_equivalence.ipynb"
 
-WHY_NOT = browser.missing()
-pytestmark = [
-    pytest.mark.skipif(bool(WHY_NOT) and not os.environ.get("CI"), reason=f"no browser test: {WHY_NOT}"),
-]
+pytestmark = pytest.mark.skipif(not os.environ.get("CI"), reason="one of several in a browser: say CI=1 to run it")
 
 
 def panel_cell() -> int:
