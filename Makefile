@@ -9,7 +9,7 @@ CPU_WHEELS := https://download.pytorch.org/whl/cpu
 
 help:
 	@echo "make lab       install into $(V), then open the lessons in JupyterLab (ARGS='--no-browser --port 8889')"
-	@echo "make test      the whole suite: tests/, then every lesson cell against its stored output (ARGS='-x')"
+	@echo "make test      the suite: tests/, and every lesson cell against its stored output (CI=1: all of it; ARGS='-x')"
 	@echo "make lessons   run the lessons again and store their outputs (LESSONS='lessons/00_start_here.ipynb')"
 	@echo "make bench     how fast, how large, how true, beside other ways to run ranks (installs accelerate and ipyparallel)"
 	@echo "make pictures  run the README's panels in a browser and photograph them again (ARGS=zero: that one)"

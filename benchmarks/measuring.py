@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import training
+from compare import TRIES
 from report import markdown, number, ratio, spread
 
 import dpviz
@@ -31,7 +32,6 @@ INSTRUMENTS = {  # name: what a step asks for
     "fingerprints taken": "fingerprints",
     "buckets traced": "trace",
 }
-TRIES = 4  # a rank that torch spawned aborts now and then as its interpreter ends
 LAUNCHES = 3  # a round, of each; a warm one takes less than a spawn by far
 
 

@@ -29,13 +29,7 @@ def measure(rounds, report):
         return []
     seen = {k: [] for k in RANKS}
     with tempfile.TemporaryDirectory() as folder:
-        _write_notebook(Path(folder, "panel.ipynb"))
-        with browser.jupyterlab(Path(folder)) as lab, lab.open("panel.ipynb") as notebook:
-            said = notebook.run_all()
-            if said:
-                raise RuntimeError(f"the notebook of the panel failed: {said[0]}")
-            notebook.wait_for_plots()
-            notebook.page.wait_for_timeout(1500)  # the last of the resizes that follow a first drawing
+        with browser.running([CELL], Path(folder)) as notebook:
             panel = notebook.panel(0)
             for turn in range(rounds):
                 for k in RANKS:
@@ -60,11 +54,3 @@ def _moved(panel, to):
     panel.watch()
     panel.drag("accumulation steps K", to=to)
     return panel.seconds()
-
-
-def _write_notebook(path):
-    import nbformat
-
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    cells = [nbformat.v4.new_code_cell(CELL.strip())]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), path)

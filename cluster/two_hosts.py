@@ -48,9 +48,8 @@ def main(arguments: list[str]) -> int:
     if not command:
         print(__doc__.strip())
         return 2
-    network.check(
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    )  # what an agent leaves behind becomes a child of ours
+    # what an agent leaves behind becomes a child of ours
+    network.check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         network.enter(also=_NEWNS)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image, ImageOps
 
 HERE = Path(__file__).resolve().parent
@@ -93,9 +92,8 @@ def imports(source: str) -> str:
 
 def photograph(picture: Picture, lab: browser.Lab, notebook: Path) -> Image.Image:
     """Make the notebook, run its cells and move the panel."""
-    cells = [new_code_cell(source) for source in cells_of(picture)]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(new_notebook(cells=cells, metadata=kernel), notebook)
+    cells = cells_of(picture)
+    browser.write(cells, notebook)
     with lab.open(notebook.name, scale=SCALE) as opened:
         if errors := opened.run_all():
             raise RuntimeError(f"lesson {picture.lesson}: {errors}")

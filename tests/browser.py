@@ -118,6 +118,26 @@ def jupyterlab(folder: Path, *, theme: str = LIGHT) -> Iterator[Lab]:
                     server.wait()
 
 
+@contextlib.contextmanager
+def running(cells: list[str], folder: Path) -> Iterator[Notebook]:
+    """A notebook of these cells, written into `folder`, opened, and run without an error; its figures are drawn."""
+    write(cells, folder / "notebook.ipynb")
+    with jupyterlab(folder) as lab, lab.open("notebook.ipynb") as opened:
+        assert opened.run_all() == []
+        opened.wait_for_plots()
+        opened.page.wait_for_timeout(1500)  # the last of the resizes that follow a first drawing
+        yield opened
+
+
+def write(cells: list[str], path: Path) -> None:
+    """Write a notebook of code cells."""
+    import nbformat.v4
+
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    code = [nbformat.v4.new_code_cell(cell.strip()) for cell in cells]
+    nbformat.write(nbformat.v4.new_notebook(cells=code, metadata=kernel), path)
+
+
 def _settings(home: Path, *, theme: str) -> None:
     extension = home / "settings" / "@jupyterlab" / "apputils-extension"
     extension.mkdir(parents=True)

@@ -206,18 +206,17 @@ class Actor:
 
         draw, wrong, memory = random.Random(seed), [], []
         count: dict[str, int] = {"right": 0, "on a link": 0, "fault": 0}
-        quick, slow = ([fault.name for fault in faults.FAULTS if bool(fault.waits) == waits] for waits in (False, True))
+        quick, slow = ([fault for fault in faults.FAULTS if bool(fault.waits) == waits] for waits in (False, True))
         linked = bool(Link.supported())
         for number in range(launches):
             link = linked and draw.random() < 0.5
             if draw.random() < 0.1:
                 fault = draw.choice(slow if draw.random() < 0.2 else quick)
                 self.k = draw.randint(4, 8)
-                known = next(one for one in faults.FAULTS if one.name == fault)
-                answer = self.launch(fault, link=link)
-                ranks = list(range(self.k)) if known.ranks == faults.ALL else list(known.ranks)
-                right = known.said in answer["error"] and answer["ranks"] == ranks
-                right &= answer["results"] == (None if known.said else [faults.total(self.k)] * self.k)
+                answer = self.launch(fault.name, link=link)
+                ranks = list(range(self.k)) if fault.ranks == faults.ALL else list(fault.ranks)
+                right = fault.said in answer["error"] and answer["ranks"] == ranks
+                right &= answer["results"] == (None if fault.said else [faults.total(self.k)] * self.k)
                 count["fault"] += 1
             else:
                 self.k = draw.randint(1, 8)

@@ -3,7 +3,6 @@
 import os
 
 import browser
-import nbformat
 import pytest
 
 pytestmark = pytest.mark.skipif(not os.environ.get("CI"), reason="one of several in a browser: say CI=1 to run it")
@@ -27,14 +26,7 @@ planner
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("calculator")
-    cells = [nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "calculator.ipynb")
-    with browser.jupyterlab(folder) as lab, lab.open("calculator.ipynb") as opened:
-        assert opened.run_all() == []
-        opened.wait_for_plots()
-        opened.page.wait_for_timeout(1500)  # the last of the resizes that follow a first drawing
+    with browser.running(CELLS, tmp_path_factory.mktemp("calculator")) as opened:
         yield opened
 
 

@@ -3,7 +3,6 @@
 import os
 
 import browser
-import nbformat
 import pytest
 
 pytestmark = pytest.mark.skipif(not os.environ.get("CI"), reason="one of several in a browser: say CI=1 to run it")
@@ -31,9 +30,7 @@ def run(notebook, cell):
 
 
 def test_a_guess_may_be_revised_beside_the_evidence(tmp_path):
-    cells = [nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), tmp_path / "cards.ipynb")
+    browser.write(CELLS, tmp_path / "cards.ipynb")
     with browser.jupyterlab(tmp_path) as lab, lab.open("cards.ipynb") as notebook:
         page = notebook.page
         run(notebook, 0)

@@ -9,7 +9,6 @@ import statistics
 import time
 
 import browser
-import nbformat
 import pytest
 
 WHY_NOT = browser.missing()
@@ -67,14 +66,7 @@ slow
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("panels")
-    cells = [nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "panels.ipynb")
-    with browser.jupyterlab(folder) as lab, lab.open("panels.ipynb") as opened:
-        assert opened.run_all() == []
-        opened.wait_for_plots()
-        opened.page.wait_for_timeout(1500)  # the last of the resizes that follow a first drawing
+    with browser.running(CELLS, tmp_path_factory.mktemp("panels")) as opened:
         yield opened
 
 

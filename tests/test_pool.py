@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from faults import a_missing_collective, a_rank_raises, exit_0_early, mismatched_order, mismatched_shapes, sigstop
 
 import dpviz
 from dpviz.ranks import jobs, pool
@@ -32,18 +33,6 @@ def dies_in_the_middle(config):
         dist.all_reduce(torch.ones(1 << 22))
 
 
-def exits_early(config):
-    if dist.get_rank() == 1:
-        os._exit(0)
-    dist.all_reduce(torch.ones(4))
-
-
-def raises(config):
-    if dist.get_rank() == 1:
-        raise KeyError("planted")
-    dist.barrier()
-
-
 def all_raise(config):
     raise ValueError("no rank likes this")
 
@@ -58,12 +47,6 @@ def skips(config):
 def skips_nothing(config):
     for _ in range(3):
         dist.all_reduce(torch.ones(4))
-
-
-def returns_without_the_last(config):
-    dist.all_reduce(torch.ones(4))
-    if dist.get_rank() != 3:
-        dist.all_reduce(torch.ones(5, 2))
 
 
 def is_busy_in_ddp(config):
@@ -101,15 +84,20 @@ def stays_away_from_a_subgroup(config):
         time.sleep(60)
 
 
-FAULTS = [  # the commoner ones stand in faults.py, for test_reliability.py
+FAULTS = [
     # fault, whose, at the latest after s (timeout is 3 s), what the report says
     (dies_in_the_middle, [2], 2, "was ended by SIGKILL"),
+    (exit_0_early, [1], 2, "exited with status 0"),
     (dies_beside_a_child, [1], 2, "exited with status 3"),
     (real_time_signal, [1], 2, "was ended by signal 40"),
+    (a_rank_raises, [1], 2, "rank 0 waited in barrier"),
     (all_raise, [0, 1, 2, 3], 2, "no rank likes this"),
     (skips, [1], 4, "all_reduce of [5, 2]"),
-    (returns_without_the_last, [3], 4, "rank 3 returned"),
+    (a_missing_collective, [3], 4, "rank 3 returned"),
+    (sigstop, [1], 4, "rank 1 did not answer"),
     (is_busy_in_ddp, [1], 4, "in is_busy_in_ddp"),
+    (mismatched_shapes, [0], 4, "all_reduce of [8]"),
+    (mismatched_order, [0], 4, "broadcast of [4]"),
 ]
 
 
@@ -167,7 +155,7 @@ def test_the_message_is_the_same_each_time():
             launch(fault, world_size=4, timeout=1)
         return str(caught.value)
 
-    for fault in (skips, raises, exits_early):
+    for fault in (skips, a_rank_raises, exit_0_early):
         first = message(fault)
         launch(skips_nothing, world_size=4)  # a warm group has issued collectives of its own
         assert message(fault) == first
@@ -178,11 +166,11 @@ def test_the_message_is_the_same_each_time():
 
 def test_a_traceback_names_the_users_lines_and_none_of_ours():
     with pytest.raises(dpviz.RankError) as caught:
-        launch(raises, world_size=2)
+        launch(a_rank_raises, world_size=2)
     error = caught.value
     assert error.kind == "KeyError"
-    assert error.frames[-1][2] == "raises"
-    assert os.path.basename(error.frames[-1][0]) == "test_pool.py"
+    assert error.frames[-1][2] == "a_rank_raises"
+    assert os.path.basename(error.frames[-1][0]) == "faults.py"
     assert 'raise KeyError("planted")' in error.traceback
     assert "dpviz/ranks" not in error.traceback
 

@@ -5,7 +5,6 @@ import random
 import sys
 
 import browser
-import nbformat
 import pytest
 from faults import RIGHT
 from interpreter import Interpreter
@@ -42,13 +41,7 @@ def test_a_thousand_launches_with_faults_among_them(tmp_path):
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("soak")
-    cells = [nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "panels.ipynb")
-    with browser.jupyterlab(folder) as lab, lab.open("panels.ipynb") as opened:
-        assert opened.run_all() == []
-        opened.wait_for_plots()
+    with browser.running(CELLS, tmp_path_factory.mktemp("soak")) as opened:
         yield opened
 
 

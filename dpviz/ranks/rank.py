@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from dpviz import seeds
 from dpviz.measure import collectives, destroyed, wire
-from dpviz.ranks import travel
+from dpviz.ranks import sources, travel
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -110,10 +110,8 @@ class Rank:
             if "No space left" not in str(error):
                 raise
             folder = os.path.dirname(tempfile.tempdir)
-            raise OSError(
-                f"there is no room in {folder}, where the ranks meet at a file. "
-                "Make some, or let the environment variable TMPDIR name a folder that has it"
-            ) from None
+            why = f"there is no room in {folder}, where the ranks meet at a file"
+            raise OSError(f"{why}. {sources.MAKE_ROOM}") from None
         self.recorder.begin_group()
         self.send("joined")
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # numpy's OpenBLAS and OpenMP would start threads at import, and a process with threads cannot be forked safely
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+MAKE_ROOM = "Make some, or let the environment variable TMPDIR name a folder that has it"
 _ROOT = os.path.dirname(travel.DPVIZ.rstrip(os.sep))
 
 
@@ -66,15 +67,7 @@ def _folder() -> str:
     try:
         return tempfile.mkdtemp(prefix="dpviz-")
     except OSError as error:
-        raise RankError(
-            f"there is no room for the ranks' temporary files: {error.strerror}. "
-            "Make some, or let the environment variable TMPDIR name a folder that has it"
-        ) from None
-
-
-def _caches(folder: str) -> dict[str, str]:
-    """torch makes a folder for what it compiles when it is imported, and would leave it."""
-    return {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.path.join(folder, "compiled"))}
+        raise RankError(f"there is no room for the ranks' temporary files: {error.strerror}. {MAKE_ROOM}") from None
 
 
 def forget_meetings(folder: str) -> None:
@@ -92,23 +85,17 @@ def _conditions() -> tuple:
     return start_method(), wire.how(), os.environ.get("DPVIZ_LINK"), travel.source_times()
 
 
-def python(
-    code: str, *arguments: object, descriptors: list[int], environment: dict[str, str] | None = None, **options
-) -> subprocess.Popen:
+def python(code: str, *arguments: object, descriptors: list[int], folder: str = "", **options) -> subprocess.Popen:
     """Start this Python with `code`, dpviz importable, one thread a library, in a session of its own (an interrupt
-    must not reach it). `environment` is added to that of this process.
+    must not reach it). `folder` is for what torch compiles: when imported, torch would make one for it, and leave it.
     """
+    caches = {"TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "compiled")} if folder else {}
     return subprocess.Popen(
         [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {_ROOT!r}); {code}", *map(str, arguments)],
         pass_fds=descriptors,
         start_new_session=True,
         stdin=subprocess.DEVNULL,
-        env={
-            **os.environ,
-            **ONE_THREAD,
-            "TORCH_FR_BUFFER_SIZE": str(wire.recorder_entries()),
-            **(environment or {}),
-        },
+        env={**caches, **os.environ, **ONE_THREAD, "TORCH_FR_BUFFER_SIZE": str(wire.recorder_entries())},
         **options,
     )
 
@@ -127,7 +114,7 @@ class RankServer:
                 theirs.fileno(),
                 self.directory,
                 descriptors=[theirs.fileno()],
-                environment=_caches(self.directory),
+                folder=self.directory,
                 stdout=self.log,
                 stderr=self.log,
             )
@@ -203,7 +190,7 @@ class Spawned:
             control,
             output,
             descriptors=[control, output],
-            environment=_caches(self.directory),
+            folder=self.directory,
             stdout=subprocess.DEVNULL,
             stderr=output,
         )
