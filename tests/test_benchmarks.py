@@ -239,7 +239,7 @@ def test_real_bytes_of_every_collective_are_the_formulas_to_the_byte(bench):
 
 
 def test_a_collective_that_brings_wrong_numbers_is_found_out_and_not_told(bench, monkeypatch):
-    collectives = importlib.import_module("collectives")
+    collectives, report = (importlib.import_module(name) for name in ("collectives", "report"))
     key = "all_reduce", "gloo"
 
     def forgetful(config):
@@ -254,7 +254,7 @@ def test_a_collective_that_brings_wrong_numbers_is_found_out_and_not_told(bench,
     assert [result["right"] for result in run.results] == [False, False]
     monkeypatch.setattr(collectives.dpviz, "launch", lambda *_, **__: run)
     with pytest.raises(ValueError, match="all_reduce by gloo on 2 ranks brought wrong numbers"):
-        collectives.measure(1, None, ks=(2,), sizes=(64,), calls=(key,))
+        collectives.measure(1, report.Report(), ks=(2,), sizes=(64,), calls=(key,))
 
 
 @pytest.mark.skipif(not os.environ.get("CI"), reason="spawns ranks anew: say CI=1 to run it")

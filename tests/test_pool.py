@@ -14,7 +14,7 @@ import torch.distributed as dist
 from faults import a_missing_collective, a_rank_raises, exit_0_early, mismatched_order, mismatched_shapes, sigstop
 
 import dpviz
-from dpviz.ranks import jobs, pool
+from dpviz.ranks import jobs, pool, sources
 from dpviz.ranks.launch import launch, start
 
 pytestmark = pytest.mark.quiet
@@ -245,6 +245,12 @@ def test_what_a_rank_has_started_ends_with_it():
     assert started and not alive
 
 
+def test_a_server_that_still_imports_is_not_waited_for():
+    server = sources.RankServer()
+    server.close()
+    assert server.process.returncode == -signal.SIGKILL and not os.path.exists(server.directory)
+
+
 def test_a_killed_server_is_replaced():
     launch(total, world_size=2)
     os.kill(jobs._owner.pool.source.process.pid, signal.SIGKILL)
@@ -274,6 +280,16 @@ def test_a_teardown_that_stalls_is_replaced_by_new_ranks(monkeypatch):
     began = time.monotonic()
     assert launch(total, world_size=2).results == [2.0] * 2
     assert 1 < time.monotonic() - began < 3
+
+
+def test_where_former_groups_met_is_forgotten():
+    """Of a group that ranks leave, torch's own removal now and then misses the file."""
+    launch(total, world_size=2)
+    directory = jobs._owner.pool.source.directory
+    missed = os.path.join(directory, "0")
+    open(missed, "w").close()
+    launch(total, world_size=3)
+    assert [name for name in os.listdir(directory) if name.isdigit()] == [str(jobs._owner.pool.groups)]
 
 
 def test_messages_between_two_ranks_do_not_count_as_collectives():

@@ -155,13 +155,13 @@ class RankPool:
 
     def _join(self, world_size: int, on_link: bool, timeout: float, within_s: float) -> bool:
         """Make a new process group of the ranks; returns whether they met in time."""
-        self.groups += 1
-        self.launch.joined = 0
+        self.groups, self.launch.joined = self.groups + 1, 0
         store = os.path.join(self.source.directory, str(self.groups))  # a used one would answer "connection refused"
         for rank in range(world_size):
             self._send(rank, ("join", rank, world_size, store, timeout, on_link))
         if not self._wait_for(lambda: self.launch.joined == world_size, within_s):
             return False
+        sources.forget_meetings(self.source.directory, but=store)
         self._read_wire()  # what the group's making cost is not the experiment's
         self.launch.wire.clear()
         self.group = (world_size, on_link)

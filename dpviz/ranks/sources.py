@@ -70,11 +70,11 @@ def _folder() -> str:
         raise RankError(f"there is no room for the ranks' temporary files: {error.strerror}. {MAKE_ROOM}") from None
 
 
-def forget_meetings(folder: str) -> None:
-    """Remove the files at which ranks have met: those that were killed leave theirs."""
+def forget_meetings(folder: str, *, but: str = "") -> None:
+    """Remove the files at which ranks have met, `but` one: killed ranks leave theirs, torch may miss its own."""
     with contextlib.suppress(OSError):  # the server has ended, and has removed them all
         for name in os.listdir(folder):
-            if name.isdigit():
+            if name.isdigit() and name != os.path.basename(but):
                 os.unlink(os.path.join(folder, name))
 
 
@@ -126,6 +126,7 @@ class RankServer:
         finally:
             theirs.close()
         self.selectable = self.socket
+        self.ready = False  # until it says that everything is imported
 
     def start(self, slot: int, control: int, output: int) -> None:
         self._say({"fork": slot}, [control, output])
@@ -153,6 +154,7 @@ class RankServer:
             if not data:
                 raise EOFError("the rank server has ended")
             messages.append(json.loads(data))
+            self.ready = self.ready or "ready" in messages[-1]
 
     def usable(self) -> bool:
         """Whether it lives, and what it was started with still holds."""
@@ -165,8 +167,9 @@ class RankServer:
 
     def close(self) -> None:
         self.socket.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
+        if self.ready:  # else it has no ranks yet, and would notice only after seconds of importing
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
         self.process.kill()
         self.process.wait()
         self.log.close()
