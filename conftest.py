@@ -1,5 +1,7 @@
 """How pytest runs the lessons: nbval executes every notebook and compares each cell with the output stored in it."""
 
+import signal
+
 import pytest
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -7,6 +9,12 @@ PLOTLY = "application/vnd.plotly.v1+json"
 
 # Their predictions are decided by seconds: they have the machine to themselves, as the tests marked quiet do
 QUIET_LESSONS = ("04_", "05_", "09_", "12_")
+
+
+def pytest_configure():
+    # A shell ignores it in what it starts in the background, and whatever tests start would inherit that
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
