@@ -1,6 +1,8 @@
 """How pytest runs the lessons: nbval executes every notebook and compares each cell with the output stored in it."""
 
+import os
 import signal
+import sys
 
 import pytest
 
@@ -19,6 +21,8 @@ def pytest_configure():
 
 def pytest_collection_modifyitems(items):
     for item in items:
+        if item.get_closest_marker("thorough") and not os.environ.get("CI"):
+            item.add_marker(pytest.mark.skip(reason="more of the same, in .ci/run or CI=1 make test"))
         if hasattr(item, "cell"):
             if item.path.name.startswith(QUIET_LESSONS):
                 item.add_marker(pytest.mark.quiet)
@@ -27,3 +31,9 @@ def pytest_collection_modifyitems(items):
             # A figure's JSON holds plotly's template and every digit of every float: its text is compared instead.
             if PLOTLY not in item.parent.skip_compare:
                 item.parent.skip_compare = (*item.parent.skip_compare, PLOTLY)
+
+
+def pytest_collection_finish():
+    # Beside other tests and their ranks, threads of torch's own would only wait for a core, and spin as they do
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)

@@ -200,6 +200,7 @@ def test_more_than_the_memory_holds_is_a_sentence():
     Config(sizes=[256 << 20]).check_world_size(4)
 
 
+@pytest.mark.thorough
 def test_the_lessons_line_for_a_cluster():
     """Under torchrun, on this host: the same bytes as on the pool, and its clock."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dpviz"]

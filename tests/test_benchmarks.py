@@ -4,7 +4,6 @@ bytes those of the formulas.
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 import types
@@ -257,7 +256,7 @@ def test_a_collective_that_brings_wrong_numbers_is_found_out_and_not_told(bench,
         collectives.measure(1, report.Report(), ks=(2,), sizes=(64,), calls=(key,))
 
 
-@pytest.mark.skipif(not os.environ.get("CI"), reason="spawns ranks anew: say CI=1 to run it")
+@pytest.mark.thorough
 def test_every_instrument_is_timed_beside_bare_torch(bench):
     measuring, report = (importlib.import_module(name) for name in ("measuring", "report"))
     rows = measuring.measure(1, report.Report(), steps=3, k=2)

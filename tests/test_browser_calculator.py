@@ -1,11 +1,9 @@
 """A calculator in a real JupyterLab and a real Chromium: its figure follows a slider while it is being dragged."""
 
-import os
-
 import browser
 import pytest
 
-pytestmark = pytest.mark.skipif(not os.environ.get("CI"), reason="one of several in a browser: say CI=1 to run it")
+pytestmark = pytest.mark.thorough
 
 CELLS = [
     """

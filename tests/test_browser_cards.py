@@ -1,11 +1,9 @@
 """A card in a real JupyterLab and a real Chromium: a guess, the evidence, another guess, and only then the verdict."""
 
-import os
-
 import browser
 import pytest
 
-pytestmark = pytest.mark.skipif(not os.environ.get("CI"), reason="one of several in a browser: say CI=1 to run it")
+pytestmark = pytest.mark.thorough
 
 CELLS = [
     """

@@ -1,7 +1,6 @@
 """Lesson 01 as a learner meets it: opened in JupyterLab, run from top to bottom, a slider moved, the page reloaded."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 LESSON = Path(__file__).parents[1] / "lessons" / "01_gradient_equivalence.ipynb"
 
-pytestmark = pytest.mark.skipif(not os.environ.get("CI"), reason="one of several in a browser: say CI=1 to run it")
+pytestmark = pytest.mark.thorough
 
 
 def panel_cell() -> int:

@@ -120,7 +120,7 @@ def test_no_text_of_a_figure_is_cut_off_or_covered(notebook, fast, slow, width):
     notebook.page.wait_for_timeout(300)
 
 
-@pytest.mark.parametrize("k", [4, 8])
+@pytest.mark.parametrize("k", [4, pytest.param(8, marks=pytest.mark.thorough)])
 def test_a_released_slider_is_a_new_picture_soon(fast, k):
     fast.drag("ranks k", to=k)
     fast.settle()
@@ -153,6 +153,7 @@ def test_twenty_values_in_one_drag_end_on_the_last(notebook, fast):
     agrees(notebook, fast, "fast")
 
 
+@pytest.mark.thorough
 def test_twenty_key_presses_end_on_the_last(notebook, fast):
     fast.drag("ranks k", to=4)
     fast.drag("accumulation steps K", to=2)
@@ -196,6 +197,7 @@ def test_a_ranks_error_shows_the_cells_own_line_and_the_panel_still_works(notebo
     agrees(notebook, fast, "fast")
 
 
+@pytest.mark.thorough
 def test_two_panels_do_not_disturb_each_other(notebook, fast, slow):
     fast.drag("ranks k", to=3)
     fast.settle()
@@ -247,6 +249,7 @@ def test_a_reload_ends_with_what_the_kernel_holds(notebook, fast, slow):
     agrees(notebook, fast, "fast")
 
 
+@pytest.mark.thorough
 def test_a_reload_during_a_run_ends_with_that_runs_picture(notebook, slow):
     slow.drag("steps", to=45)
     slow.wait_for("running")

@@ -218,6 +218,7 @@ def test_a_rank_that_does_not_exist_is_a_sentence(name):
         launch(experiment, Config(**{name: 2}), world_size=2)
 
 
+@pytest.mark.thorough
 def test_the_line_of_the_lesson_for_a_cluster():
     """Under torchrun, on this host."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dpviz"]

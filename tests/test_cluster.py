@@ -66,6 +66,7 @@ def assert_same(runs, others):
     assert {name: facts(run) for name, run in runs.items()} == {name: facts(run) for name, run in others.items()}
 
 
+@pytest.mark.thorough
 def test_torchrun_on_one_host_finds_what_the_pool_finds(on_the_pool, tmp_path):
     found = torchrun(f"{ONE_HOST} --nproc-per-node 2", folder=tmp_path, world_size=2)
     assert_same(found, on_the_pool)
@@ -80,6 +81,7 @@ def test_torchrun_on_two_hosts_finds_what_the_pool_finds_and_leaves_nothing_behi
     assert not [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in (one.info["cmdline"] or [])]
 
 
+@pytest.mark.thorough
 def test_one_rank_finds_the_same_here_on_the_pool_and_under_torchrun(tmp_path):
     here = {name: cluster_facts.run(name, world_size=1) for name in cluster_facts.ASKED}
     ask = {f"dpviz.experiments.{name}:experiment": config for name, config in cluster_facts.ASKED.items()}
@@ -88,6 +90,7 @@ def test_one_rank_finds_the_same_here_on_the_pool_and_under_torchrun(tmp_path):
     assert_same(here, torchrun(f"{ONE_HOST} --nproc-per-node 1", folder=tmp_path, world_size=1))
 
 
+@pytest.mark.thorough
 def test_under_torchrun_the_bytes_of_destroyed_groups_count_as_well(tmp_path):
     line = f"--standalone --nproc-per-node 2 -m dpviz run mesh --dp 2 --tp 1 --pp 1 --out {tmp_path / 'mesh.json'}"
     torchrun = [sys.executable, "-m", "torch.distributed.run", *line.split()]

@@ -21,10 +21,10 @@ def facts(world_size=4, **fields):
     "fields",
     [
         {},
-        {"prefetch": 2, "optimizer": "sgd", "data": "text"},
-        {"reshard_after_forward": False, "reduce_scatter": "gloo"},
+        pytest.param({"prefetch": 2, "optimizer": "sgd", "data": "text"}, marks=pytest.mark.thorough),
+        pytest.param({"reshard_after_forward": False, "reduce_scatter": "gloo"}, marks=pytest.mark.thorough),
         {"wrap": "some_layers", "accumulation_steps": 3},
-        {"wrap": "whole_model", "accumulation_steps": 2, "sync": "last"},
+        pytest.param({"wrap": "whole_model", "accumulation_steps": 2, "sync": "last"}, marks=pytest.mark.thorough),
         {"width": 3, "layers": 1},
     ],
     ids=[
@@ -47,10 +47,10 @@ def test_the_losses_are_those_of_ddp(fields, implementation):
     [
         ({}, 12, 6, 3),  # six groups: embedding, four layers, head
         ({"reshard_after_forward": False}, 6, 6, 2),
-        ({"wrap": "whole_model"}, 1, 1, 2),
-        ({"accumulation_steps": 4}, 48, 24, 12),
+        pytest.param({"wrap": "whole_model"}, 1, 1, 2, marks=pytest.mark.thorough),
+        pytest.param({"accumulation_steps": 4}, 48, 24, 12, marks=pytest.mark.thorough),
         ({"accumulation_steps": 4, "sync": "last"}, 48, 6, 9),
-        ({"reduce_scatter": "gloo"}, 12, 6, 4),
+        pytest.param({"reduce_scatter": "gloo"}, 12, 6, 4, marks=pytest.mark.thorough),
     ],
     ids=["each layer", "kept", "whole model", "K = 4", "K = 4, reduced last", "gloo"],
 )

@@ -55,7 +55,7 @@ def code(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-@pytest.mark.skipif(not CI, reason="a kernel or two a lab: .ci/run does it, or CI=1 make test")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", list(LABS))
 def test_solved_passes_nbval_and_as_released_every_check_fails_and_nothing_else(name, tmp_path):
     """With the outputs that the release carries: nbval compares them."""
@@ -116,7 +116,7 @@ def test_the_teachers_notebook_for_nbgrader_keeps_the_marks(tmp_path):
     assert len({one["grade_id"] for one in grades}) == len(grades)
 
 
-@pytest.mark.skipif(not CI, reason="a minute more: .ci/run does it, or CI=1 make test")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LABS)
 def test_solved_passes_where_bytes_are_counted_and_there_is_no_link(name):
     code = f"from dpviz.labs import prove, source; lab = source.read(source.folder() / 'source' / '{name}.py')\n"

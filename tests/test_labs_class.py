@@ -1,6 +1,5 @@
 """A class of thirty hands in one lab: three of them are broken, endless, or kill their kernel."""
 
-import os
 import time
 
 import nbformat
@@ -10,7 +9,7 @@ from dpviz.labs import grade, source
 
 pytestmark = [
     pytest.mark.quiet,
-    pytest.mark.skipif(not os.environ.get("CI"), reason="six minutes more: .ci/run does it, or CI=1 make test"),
+    pytest.mark.thorough,
 ]
 
 

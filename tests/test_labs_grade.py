@@ -119,6 +119,7 @@ def test_one_without_ids_is_recognised_by_its_name_and_its_tags(tmp_path):
     assert {one.student for one in grades} == {"anna"}
 
 
+@pytest.mark.thorough
 def test_what_never_ends_kills_its_kernel_or_floods_costs_its_own_points_alone(tmp_path, short_cells):
     """In one notebook: the exercise is left out, and the rest runs again."""
     notebook = submission(
@@ -131,6 +132,7 @@ def test_what_never_ends_kills_its_kernel_or_floods_costs_its_own_points_alone(t
     assert (why[1], why[2]) == ("took too long", "its kernel ended")
 
 
+@pytest.mark.thorough
 def test_an_endless_exercise_with_two_checks_takes_the_time_of_one(tmp_path, short_cells):
     marked = marking.run(submission_with_all_checks(ex1="def double(x):\n    while True:\n        pass"), limit_s=20)
     assert (marked.stopped, marked.why) == ("lab01-ex1-check-1", "took too long")
@@ -150,6 +152,7 @@ def test_one_that_fills_the_memory_is_stopped(tmp_path, monkeypatch):
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.thorough
 def test_two_that_never_end_leave_the_third_its_points_though_one_of_them_catches_the_interrupt(tmp_path, short_cells):
     notebook = submission(ex1=STUBBORN, ex2="def triple(x):\n    while True:\n        pass")
     grades, _ = graded(notebook, tmp_path, limit_s=30)

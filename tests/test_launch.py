@@ -183,8 +183,8 @@ def test_temporary_files_of_ranks_are_gone_with_their_server():
     assert not any(os.path.exists(folder) for folder in made)
 
 
-@pytest.mark.parametrize("folder", ["with space", "with#mark", "x" * 100])
-def test_the_rendezvous_may_lie_anywhere(folder, tmp_path, monkeypatch):
+def test_the_rendezvous_may_lie_anywhere(tmp_path, monkeypatch):
+    folder = "with space, a mark # and " + "x" * 100
     jobs.close()
     (tmp_path / folder).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))

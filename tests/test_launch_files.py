@@ -1,6 +1,5 @@
 """The launch files in cluster/, the runs that were recorded on two hosts, and the lines that lessons print for two."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -85,7 +84,7 @@ def two_host_line(number):
     return re.search(r"torchrun --nnodes 2 .*? -m dpviz run .*?(?=\\n)", text)[0]
 
 
-@pytest.mark.skipif(not os.environ.get("CI"), reason="a minute more: .ci/run does it, or CI=1 make test")
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", ["04", "05", "08", "09"])
 def test_the_lessons_lines_for_two_hosts_run_as_printed(number):
     done = subprocess.run(

@@ -10,7 +10,7 @@ import pytest
 LESSONS = Path(__file__).parents[1] / "lessons"
 
 
-@pytest.mark.skipif(not os.environ.get("CI"), reason="minutes more: .ci/run does it, or CI=1 make test")
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", ["04", "05", "08", "09", "12", "13"])
 def test_a_lesson_runs_without_links_and_counts_its_bytes(number):
     """Its facts are the same: what is stored was made with both."""

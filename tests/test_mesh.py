@@ -96,6 +96,7 @@ def test_cp_ranks_read_parts_of_the_same_samples():
     assert facts["distinct_samples"] == 8 and facts["distinct_tokens"] == 8 * 16
 
 
+@pytest.mark.thorough
 def test_counted_bytes_are_the_formulas_without_headers(monkeypatch):
     monkeypatch.setenv("DPVIZ_WIRE", "counted")
     facts = launch(EXPERIMENT, settings(dp=4, tp=2, pp=2, shard=2, layers=2)).facts

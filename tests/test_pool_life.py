@@ -19,7 +19,7 @@ from dpviz.ranks.launch import launch
 
 pytestmark = pytest.mark.quiet
 
-LAUNCHES = 200 if "CI" in os.environ else 60
+LAUNCHES = 200 if "CI" in os.environ else 20
 
 DEFINITIONS = """
 import dpviz
@@ -267,6 +267,7 @@ def test_eight_ranks_and_their_server_fit_in_450_mb():
     assert megabytes < 450
 
 
+@pytest.mark.thorough
 def test_ahead_of_spawn_cold_and_warm(tmp_path):
     """Ratios inside one run; the new interpreter of ours also ends with its server and ranks."""
 

@@ -1,6 +1,5 @@
 """The long forms of test_reliability.py and test_browser_panel.py, in CI: many launches, many moves."""
 
-import os
 import random
 import sys
 
@@ -12,7 +11,7 @@ from test_browser_panel import CELLS, agrees
 
 pytestmark = [
     pytest.mark.quiet,
-    pytest.mark.skipif(not os.environ.get("CI"), reason="takes minutes: say CI=1 to run it"),
+    pytest.mark.thorough,
 ]
 
 SEED = 20

@@ -17,7 +17,7 @@ def facts(world_size=4, **fields):
     return launch(experiment, Config(**{"dtype": "float64", **fields}), world_size=world_size, timeout=120).facts
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.thorough), 4, 8])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_bytes_held_and_sent_are_the_formulas(stage, world_size):
     found = facts(world_size, stage=stage, steps=2, dtype="float32", mixed_precision=True)
@@ -37,10 +37,12 @@ def test_bytes_held_and_sent_are_the_formulas(stage, world_size):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"optimizer": "sgd"},
+        pytest.param({"optimizer": "sgd"}, marks=pytest.mark.thorough),
         {"optimizer": "adamw", "accumulation_steps": 3, "max_norm": 0.3},
-        {"optimizer": "sgd", "model": "transformer", "data": "text", "max_norm": 0.1},
-        {"optimizer": "adamw", "recompute": True, "reduce_scatter": "gloo"},
+        pytest.param(
+            {"optimizer": "sgd", "model": "transformer", "data": "text", "max_norm": 0.1}, marks=pytest.mark.thorough
+        ),
+        pytest.param({"optimizer": "adamw", "recompute": True, "reduce_scatter": "gloo"}, marks=pytest.mark.thorough),
     ],
     ids=["sgd", "adamw, K = 3, clipped", "transformer, clipped", "recomputed, gloo"],
 )
@@ -51,7 +53,7 @@ def test_twenty_steps_are_those_of_stage_0_and_of_one_process(fields, stage, imp
     assert found["max_difference_from_single"] < 1e-10
 
 
-@pytest.mark.parametrize("wire", ["measured", "counted"])
+@pytest.mark.parametrize("wire", ["measured", pytest.param("counted", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("stage, units", [(0, 1.5), (1, 2.25), (2, 1.5), (3, 2.25)])
 def test_torchs_classes_hold_and_send_what_is_predicted_of_them(stage, units, wire, monkeypatch):
     if wire == "counted":
