@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from nothing_left import MARK, Watched, caller, grown, marked
+from nothing_left import MARK, Watched, caller, grown
 
 from dpviz.ranks import jobs, sources, travel
 from dpviz.ranks import launch as launching
@@ -147,14 +147,18 @@ class Actor:
         return sum(came.acquire(timeout=20) for _ in range(self.k))
 
     def lose_an_idle_rank(self) -> bool:
-        """Kill a rank between two launches; return whether the child that it had started ends with it."""
+        """Kill a rank between two launches; return whether it and the child that it had started have ended.
+
+        Only then are its sockets closed on both sides: a process that is ending holds them a little longer.
+        """
         children: dict[int, int] = {}
         launch(leave_a_child, world_size=self.k, on_record=children.__setitem__)
-        os.kill(jobs._owner.pool.pids()[1], signal.SIGKILL)
+        rank = jobs._owner.pool.pids()[1]
+        os.kill(rank, signal.SIGKILL)
         deadline = time.monotonic() + 2
-        while (alive := children[1] in marked(os.environ[MARK])) and time.monotonic() < deadline:
+        while not (ended := _has_ended(rank) and _has_ended(children[1])) and time.monotonic() < deadline:
             time.sleep(0.02)
-        return not alive
+        return ended
 
     def how_soon_the_system_ends_them(self) -> dict:
         """The kernel's scores when memory runs out, of ranks, their server and this process: the highest goes first."""
@@ -260,6 +264,13 @@ class Actor:
 def _seen(panel) -> list:
     """What a learner sees of a panel: the verdict, whether it is through, and the picture."""
     return [panel._verdict.value, "✓" in panel._status.value, json.loads(panel.figure.to_json())["data"]]
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def never_end(config):

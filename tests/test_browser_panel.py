@@ -236,6 +236,7 @@ def test_both_themes_are_readable(notebook, fast, theme, tmp_path):
     assert not {css: value for css, value in contrasts.items() if value < (3 if css in large else CONTRAST)}
 
 
+@pytest.mark.thorough
 def test_a_reload_ends_with_what_the_kernel_holds(notebook, fast, slow):
     fast.drag("ranks k", to=7)
     fast.drag("accumulation steps K", to=5)
@@ -249,7 +250,6 @@ def test_a_reload_ends_with_what_the_kernel_holds(notebook, fast, slow):
     agrees(notebook, fast, "fast")
 
 
-@pytest.mark.thorough
 def test_a_reload_during_a_run_ends_with_that_runs_picture(notebook, slow):
     slow.drag("steps", to=45)
     slow.wait_for("running")

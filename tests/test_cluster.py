@@ -73,6 +73,7 @@ def test_torchrun_on_one_host_finds_what_the_pool_finds(on_the_pool, tmp_path):
     assert found["zero"].environment.hosts == 1 and "loopback" in found["zero"].environment.line()
 
 
+@pytest.mark.thorough
 def test_torchrun_on_two_hosts_finds_what_the_pool_finds_and_leaves_nothing_behind(on_the_pool, tmp_path):
     found = torchrun(f"{SEVERAL} --nproc-per-node 1", folder=tmp_path, world_size=2, first=TWO_HOSTS)
     assert_same(found, on_the_pool)
