@@ -24,8 +24,7 @@ $(V)/ready: pyproject.toml constraints.txt
 	    { echo "$(PY) cannot make a virtual environment (it has no ensurepip). On Debian or Ubuntu: sudo apt-get install python3-venv"; exit 1; }
 	@[ -x $(V)/bin/python ] || $(PY) -m venv $(V)
 	@echo "Installing dpviz and what it needs into $(V) (once; torch is large)"
-	@# Without --no-compile pip would compile torch's thousands of files, of which few are imported
-	@$(V)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(if $(CPU),--extra-index-url $(CPU_WHEELS)) -c constraints.txt -e '.[lab,test]'
+	@$(V)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(CPU),--extra-index-url $(CPU_WHEELS)) -c constraints.txt -e '.[lab,test]'
 	@touch $@
 
 lab: $(V)/ready

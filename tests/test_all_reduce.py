@@ -31,7 +31,7 @@ def launched(k=4, **fields):
 
 @pytest.mark.parametrize("k", [1, 2, 3, 8])
 @pytest.mark.parametrize(("algorithm", "collective"), LISTED)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.thorough)])
 def test_results_are_right_and_bytes_are_predicted_to_the_byte(k, algorithm, collective, dtype):
     sizes = (1, 13, 4096, 100_001, 9 << 20)
     run = launched(k, sizes=sizes, algorithm=algorithm, collective=collective, dtype=dtype)

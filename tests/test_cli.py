@@ -120,17 +120,22 @@ def test_a_rank_in_the_environment_is_not_torchruns():
     assert json.loads(dpviz("run", "sampler", "--json", env={**os.environ, "RANK": "1"}).stdout)
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dpviz"]
+
+
 def test_under_torchrun_one_object_from_rank_0():
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dpviz"]
     options = ["run", "equivalence", "--dtype", "float64", "--accumulation-steps", "2", "--json"]
-    done = dpviz(*options, "--world-size", "2", program=torchrun)
+    done = dpviz(*options, "--world-size", "2", program=TORCHRUN)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["environment"]["launcher"] == "torchrun"
     on_the_pool = json.loads(dpviz(*options, "--world-size", "2").stdout)
     assert answer["facts"] == on_the_pool["facts"]
 
-    wrong = dpviz(*options, "--world-size", "3", program=torchrun)
+
+@pytest.mark.thorough
+def test_under_torchrun_another_world_size_is_a_sentence():
+    wrong = dpviz("run", "equivalence", "--world-size", "3", "--json", program=TORCHRUN)
     assert wrong.returncode != 0
     assert "world_size is 3, but torchrun has 2 ranks" in wrong.stderr
     assert wrong.stdout == ""
