@@ -1,4 +1,6 @@
-"""How pytest runs the lessons: nbval executes every notebook and compares each cell with the output stored in it."""
+"""How pytest runs: what is left to CI, and the lessons, of which nbval executes every notebook and compares each cell
+with the output stored in it.
+"""
 
 import os
 import signal
@@ -14,7 +16,7 @@ QUIET_LESSONS = ("04_", "05_", "09_", "12_")
 
 
 def pytest_configure():
-    # A shell ignores it in what it starts in the background, and whatever tests start would inherit that
+    # A shell has Ctrl-C ignored in what it starts in the background, and whatever tests start would inherit that
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -15,7 +15,7 @@ from dpviz.ranks.link import Link
 
 pytestmark = [
     pytest.mark.quiet,
-    pytest.mark.thorough,  # lesson 05 asks the same, and nbval compares its answers
+    pytest.mark.thorough,  # lesson 05 asks the first two, and nbval compares its answers
     pytest.mark.skipif(not Link.supported(), reason=f"no links here: {Link.supported().reason}"),
 ]
 ROUNDS = 3

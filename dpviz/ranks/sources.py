@@ -154,7 +154,7 @@ class RankServer:
             if not data:
                 raise EOFError("the rank server has ended")
             messages.append(json.loads(data))
-            self.ready = self.ready or "ready" in messages[-1]
+            self.ready |= "ready" in messages[-1]
 
     def usable(self) -> bool:
         """Whether it lives, and what it was started with still holds."""
